@@ -20,7 +20,8 @@ INTRO = """\
 # Metrics
 
 Every service answers `GET /metrics` in the text format of Prometheus. `tangram status` shows the addresses. The
-gateway needs an API key with the scope `admin:read`. [Metrics](../operate/metrics.md) explains which metrics to watch.
+gateway needs an API key with the scope `admin:read`, the other services the metrics token.
+[Metrics](../operate/metrics.md) explains which metrics to watch.
 
 A counter has the suffix `_total`. A histogram has the suffixes `_bucket`, `_sum` and `_count`. No label holds an id.
 """

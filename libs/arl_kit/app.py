@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from hashlib import sha256
+from hmac import compare_digest
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +18,7 @@ from starlette.routing import Match
 
 from arl_kit.http_server.request_envelope import TRACEPARENT_KEY, RequestEnvelope
 from arl_kit.metrics import CONTENT_TYPE, Metrics
+from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import current_traceparent, trace_id_of
 from arl_store.tx import PoolBusy, PostgresStore, is_temporary
 from arl_wire.errors import (
@@ -37,6 +40,7 @@ __all__ = [
     "create_app",
     "create_metrics",
     "error_responses",
+    "metrics_token_check",
     "provide_deps",
     "provided_deps",
     "require_json",
@@ -128,6 +132,25 @@ def create_metrics(service: str, store: PostgresStore) -> Metrics:
     failures = metrics.counter("pool_acquire_failures", "Failed attempts to get a database connection in time")
     metrics.track_total(failures, lambda: store.acquire_failures)
     return metrics
+
+
+def metrics_token_check(settings: ServiceSettings) -> Callable[[Request], Awaitable[None]]:
+    """Return the dependency that refuses requests to `/metrics` without the installation's metrics token."""
+    known = settings.metrics_token_hash
+
+    async def check(request: Request) -> None:
+        """Compare the bearer token. Raises `Unauthenticated`."""
+        if known is None:
+            raise Unauthenticated(
+                "/metrics is closed: set TANGRAM_METRICS_TOKEN_HASH of this service to the SHA-256 of a token"
+            )
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not compare_digest(sha256(token.encode()).hexdigest(), known):
+            raise Unauthenticated(
+                "/metrics needs `Authorization: Bearer` with the token in the file metrics_token of the state directory"
+            )
+
+    return check
 
 
 def provide_deps(app: FastAPI, deps: object) -> None:

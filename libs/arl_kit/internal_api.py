@@ -25,10 +25,10 @@ ResponseT = TypeVar("ResponseT")
 
 
 class InternalApi:
-    """The routes of a service that only `callers` may use; each caller has a separate token."""
+    """The routes of a service that only `callers` may use; each caller signs tokens with a separate key."""
 
-    def __init__(self, settings: ServiceSettings, *callers: str) -> None:
-        self._settings = settings
+    def __init__(self, settings: ServiceSettings, *callers: str, audience: str) -> None:
+        self._verifier = settings.token_verifier(audience)
         self._allowed_callers = frozenset(callers)
         self.routes: list[Route] = []
 
@@ -69,7 +69,7 @@ class InternalApi:
 
     def _check_caller(self, request: Request) -> str:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        caller = self._settings.caller_of(token) if scheme.lower() == "bearer" else None
+        caller = self._verifier.caller_of(token) if scheme.lower() == "bearer" else None
         if caller is None or caller not in self._allowed_callers:
             raise Unauthenticated("this route accepts only other services of this installation")
         return caller

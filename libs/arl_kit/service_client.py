@@ -1,4 +1,4 @@
-"""Calls to other services: JSON over one pooled client, with this service's token."""
+"""Calls to other services: JSON over one pooled client, with a token for the receiver."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from pydantic import BaseModel
 
+from arl_kit.service_tokens import CLOCK_TOLERANCE_S, TokenIssuer
 from arl_kit.telemetry.propagation import context_headers
 from arl_wire.errors import ProblemDetails, Unavailable, error_from_problem
 
@@ -23,11 +24,14 @@ log = logging.getLogger(__name__)
 
 
 class ServiceClient:
-    """A client for calls to other services, one per process. `call` raises the peer's error; `notify` never raises."""
+    """A client for calls to other services, one per process. `call` raises the peer's error; `notify` never raises.
 
-    def __init__(self, token: str, *, timeout_s: float = 15.0, max_per_service: int = 16) -> None:
+    `audience` is the peer's name: its token is valid nowhere else. Redirects are not followed.
+    """
+
+    def __init__(self, tokens: TokenIssuer, *, timeout_s: float = 15.0, max_per_service: int = 16) -> None:
         """Create a client. `max_per_service` keeps calls to an unresponsive service from blocking calls to others."""
-        self._token = token
+        self._tokens = tokens
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=3.0)
         self._max_per_service = max_per_service
         self._session: aiohttp.ClientSession | None = None
@@ -38,12 +42,11 @@ class ServiceClient:
     async def start(self) -> None:
         """Open the connections. Must run in the event loop that uses them."""
         self._session = aiohttp.ClientSession(
-            headers={"authorization": f"Bearer {self._token}", "content-type": "application/json"},
+            headers={"content-type": "application/json"},
             timeout=self._timeout,
             connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._max_per_service, keepalive_timeout=30),
         )
         self._stream_session = aiohttp.ClientSession(
-            headers={"authorization": f"Bearer {self._token}"},
             timeout=aiohttp.ClientTimeout(total=None, connect=STREAM_CONNECT_TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=MAX_STREAMS, force_close=True),
         )
@@ -57,7 +60,7 @@ class ServiceClient:
             if session is not None:
                 await session.close()
 
-    async def call(self, url: str, body: BaseModel | str) -> bytes:
+    async def call(self, url: str, body: BaseModel | str, *, audience: str) -> bytes:
         """Return the body of a 2xx response; `body` may be JSON already.
 
         Raises `Unavailable` if the peer is unreachable.
@@ -69,7 +72,9 @@ class ServiceClient:
             raise RuntimeError("call() needs start() first")
         content = body if isinstance(body, str) else body.model_dump_json()
         try:
-            async with self._session.post(url, data=content.encode(), headers=context_headers()) as response:
+            async with self._session.post(
+                url, data=content.encode(), headers=self._headers(audience), allow_redirects=False
+            ) as response:
                 answer = await response.read()
                 if response.status < 300:
                     return answer
@@ -77,11 +82,11 @@ class ServiceClient:
             raise Unavailable(
                 f"a service of this installation is not reachable ({type(error).__name__}); try again", retry_after_s=1
             ) from error
-        raise _error_from_response(answer, response.status)
+        raise _error_from_response(answer, response.status, audience)
 
     @asynccontextmanager
     async def stream(
-        self, url: str, headers: Mapping[str, str], body: AsyncIterator[bytes] | None = None
+        self, url: str, headers: Mapping[str, str], body: AsyncIterator[bytes] | None = None, *, audience: str
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Stream the body of a 2xx response.
 
@@ -92,9 +97,11 @@ class ServiceClient:
         raised: list[BaseException] = []
         sent = _record_errors(body, raised) if body is not None else None
         try:
-            async with self._stream_session.post(url, data=sent, headers={**headers, **context_headers()}) as response:
+            async with self._stream_session.post(
+                url, data=sent, headers={**headers, **self._headers(audience)}, allow_redirects=False
+            ) as response:
                 if response.status >= 300:
-                    raise _error_from_response(await response.read(), response.status)
+                    raise _error_from_response(await response.read(), response.status, audience)
                 yield response.content.iter_chunked(STREAM_CHUNK_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if raised:
@@ -104,18 +111,21 @@ class ServiceClient:
                 retry_after_s=1,
             ) from error
 
-    def notify(self, url: str, body: BaseModel) -> None:
+    def notify(self, url: str, body: BaseModel, *, audience: str) -> None:
         """Send a notification in the background, best effort. A lost one delays the receiver until its next poll."""
-        task = asyncio.create_task(self._notify(url, body))
+        task = asyncio.create_task(self._notify(url, body, audience))
         self._notifications.add(task)
         task.add_done_callback(self._notifications.discard)
 
-    async def _notify(self, url: str, body: BaseModel) -> None:
+    async def _notify(self, url: str, body: BaseModel, audience: str) -> None:
         try:
             async with asyncio.timeout(NOTIFY_TIMEOUT_S):
-                await self.call(url, body)
+                await self.call(url, body, audience=audience)
         except Exception as error:  # noqa: BLE001 - the receiver's poll is the fallback
             log.debug("notification to %s failed: %s", url, error)
+
+    def _headers(self, audience: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {self._tokens.token_for(audience)}", **context_headers()}
 
 
 async def _record_errors(body: AsyncIterator[bytes], raised: list[BaseException]) -> AsyncIterator[bytes]:
@@ -128,15 +138,17 @@ async def _record_errors(body: AsyncIterator[bytes], raised: list[BaseException]
         raise
 
 
-def _error_from_response(content: bytes, status: int) -> Exception:
+def _error_from_response(content: bytes, status: int, audience: str) -> Exception:
     """Return the error of a response.
 
     A rejected service token is an infrastructure error, not an error of the client's key.
     """
     if status == HTTPStatus.UNAUTHORIZED:
         log.error(
-            "another service rejects this service's token: compare TANGRAM_SERVICE_TOKEN here"
-            " with TANGRAM_CALLER_TOKEN_HASHES there"
+            "%s rejects this service's token: its TANGRAM_CALLER_KEYS must be made for that name from"
+            " TANGRAM_SERVICE_TOKEN here, and the clocks may differ by at most %d s",
+            audience,
+            CLOCK_TOLERANCE_S,
         )
         return Unavailable(
             "services of this installation reject each other's tokens; the administrator finds details in their logs",

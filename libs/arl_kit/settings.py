@@ -4,14 +4,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from hashlib import sha256
-from hmac import compare_digest
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from arl_kit.failpoints import Failpoints
+from arl_kit.service_tokens import TokenIssuer, TokenVerifier
 
 __all__ = ["ServiceSettings", "load_settings"]
 
@@ -26,11 +25,19 @@ class ServiceSettings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address on which this service listens")
     port: int = Field(ge=1, le=65535, description="Port on which this service listens")
     database_url: SecretStr = Field(description="Database URL `postgresql://…` with the role of this service")
-    service_token: SecretStr = Field(min_length=16, description="Token with which this service calls other services")
-    caller_token_hashes: dict[str, str] = Field(
+    service_token: SecretStr = Field(
+        min_length=16, description="Secret from which this service derives the keys of its calls to other services"
+    )
+    caller_keys: dict[str, Annotated[SecretStr, Field(min_length=32)]] = Field(
         default_factory=dict,
-        description="SHA-256 (hex) of the token of each service that may call this one, by name. All other callers"
-        " are refused",
+        description="Keys of the services that may call this one, by name, made for this receiver only. All other"
+        " callers are refused",
+    )
+    metrics_token_hash: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 (hex) of the token that `/metrics` requires. Absent: every request is refused. The gateway"
+        " requires API keys instead",
     )
     pool_size: int = Field(default=6, ge=1, le=100, description="Maximum number of pooled database connections")
     log_level: str = Field(default="INFO", description="Lowest level of log messages that are written, such as DEBUG")
@@ -45,10 +52,13 @@ class ServiceSettings(BaseSettings):
         Failpoints(setting)
         return setting
 
-    def caller_of(self, token: str) -> str | None:
-        """Return the service that this token belongs to, or None."""
-        digest = sha256(token.encode()).hexdigest()
-        return next((name for name, known in self.caller_token_hashes.items() if compare_digest(digest, known)), None)
+    def token_issuer(self, caller: str) -> TokenIssuer:
+        """Return the issuer of this service's tokens; `caller` is its name."""
+        return TokenIssuer(caller, self.service_token.get_secret_value())
+
+    def token_verifier(self, audience: str) -> TokenVerifier:
+        """Return the check of tokens of this service's callers."""
+        return TokenVerifier(audience, {name: key.get_secret_value() for name, key in self.caller_keys.items()})
 
 
 def load_settings(cls: type[SettingsT], *, fallback: SettingsT | None = None) -> SettingsT:

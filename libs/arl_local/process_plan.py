@@ -1,27 +1,26 @@
 """The processes of one machine and the variables of each: only those that it uses."""
 
 import asyncio
-import json
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 
 from arl_kit.child_process import child_environment
 from arl_kit.telemetry.otel import service_environment
+from arl_local.credentials import NODE_KINDS, NodeIdentity, service_secrets
 from arl_local.env_routing import forwarded_variables
 from arl_local.state_dir import StateDir
 from arl_local.supervisor import ProcessSpec
 
 __all__ = [
-    "ALLOWED_CALLERS",
     "DEFAULT_COMMANDS",
     "LAUNCHER_EXIT_NO_SANDBOX",
     "SERVICES",
     "LocalOptions",
     "ProcessPlan",
+    "node_of",
     "process_names",
 ]
 
@@ -31,14 +30,6 @@ SERVICES = ("admission", "scheduler", "cpu", "gpu", "api", "gateway")
 LAUNCHER_EXIT_NO_SANDBOX = 3
 """Exit code of a launcher whose driver does not work on this host."""
 
-ALLOWED_CALLERS = {
-    "admission": ("gateway",),
-    "scheduler": ("gateway", "admission", "cpu", "gpu", "api"),
-    "cpu": ("scheduler", "gateway"),
-    "gpu": ("scheduler",),
-    "api": ("scheduler",),
-    "gateway": (),
-}
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "api": 3, "cpu-launcher": 4}
 _LOOPBACK = "127.0.0.1"
 _READINESS_MAX_AGE_S = 60
@@ -129,17 +120,16 @@ class ProcessPlan:
 
     def _service_spec(self, name: str) -> ProcessSpec:
         service = _service_of(name)
-        tokens = {caller: self.state.secret("tokens", caller) for caller in ALLOWED_CALLERS[service]}
+        node = node_of(name)
+        secrets = service_secrets(self.state, service, node_name=node.name if node else None)
         env = {
             **child_environment(self.environment, devices=service == "gpu", network=service == "api"),
             **service_environment(self.environment, service),
             "TANGRAM_HOST": self._host_of(name),
             "TANGRAM_PORT": str(self.ports[name]),
-            "TANGRAM_DATABASE_URL": self.database_urls[service],
-            "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", service),
-            "TANGRAM_CALLER_TOKEN_HASHES": json.dumps(
-                {who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}
-            ),
+            "TANGRAM_DATABASE_URL": self.database_urls[name],
+            **{f"TANGRAM_{setting.upper()}": secret for setting, secret in secrets.items()},
+            **({"TANGRAM_NODE_NAME": node.name} if node else {}),
             **forwarded_variables(service, self.environment),
             **self._service_variables(name),
         }
@@ -157,14 +147,12 @@ class ProcessPlan:
             engines = {"TANGRAM_ENGINES_DIR": str(self.state.path / "engines")} if name == "gpu" else {}
             return {
                 "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
-                "TANGRAM_NODE_NAME": f"{socket.gethostname()}-{name}",
                 **engines,
             }
         if _service_of(name) != "cpu":
             return {}
         return {
             "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
-            "TANGRAM_NODE_NAME": socket.gethostname() + name.removeprefix("cpu"),
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_DRIVER": self.options.driver,
             "TANGRAM_TEMPLATES_DIR": self._templates_dir,
@@ -186,6 +174,15 @@ def process_names(nodes: int, environment: Mapping[str, str]) -> tuple[str, ...]
     """Return the names of the services and of further nodes. `api` is omitted if no endpoints are configured."""
     there = (name for name in SERVICES if name != "api" or environment.get("TANGRAM_ENDPOINTS"))
     return (*there, *(f"cpu-{number}" for number in range(2, nodes + 1)))
+
+
+def node_of(process: str) -> NodeIdentity | None:
+    """Return the node of a manager's process on this machine, or None for other services."""
+    kind = _service_of(process)
+    if kind not in NODE_KINDS:
+        return None
+    suffix = process.removeprefix("cpu") if kind == "cpu" else f"-{process}"
+    return NodeIdentity(kind, socket.gethostname() + suffix)
 
 
 def _service_of(name: str) -> str:

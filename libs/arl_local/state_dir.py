@@ -19,8 +19,27 @@ __all__ = ["AlreadyUp", "StateDir", "choose_ports", "default_directory"]
 _LOCK_ATTEMPTS = 10
 _RANDOM_PORT_ATTEMPTS = 3
 _OWN_ENTRIES = (
-    *("api_key", "endpoints.json", "engines", "launcher", "logs", "passwords", "processes.json", "run", "snapshots"),
-    *("templates", "tokens", "up.log", "processes.json.unfinished", "endpoints.json.unfinished", "lock"),
+    *(
+        "api_key",
+        *("database_roles", "service_account"),
+        "endpoints.json",
+        "engines",
+        "launcher",
+        "logs",
+        "passwords",
+        "processes.json",
+        "run",
+        "snapshots",
+    ),
+    *(
+        "metrics_token",
+        "templates",
+        "tokens",
+        "up.log",
+        "processes.json.unfinished",
+        "endpoints.json.unfinished",
+        "lock",
+    ),
 )
 
 
@@ -75,6 +94,13 @@ class StateDir:
         path = self.path / "api_key"
         if not path.exists():
             replace_file(path, f"tk_{secrets.token_urlsafe(32)}")
+        return path.read_text()
+
+    def metrics_token(self) -> str:
+        """Return the token for `/metrics` of the internal services; the first call creates it."""
+        path = self.path / "metrics_token"
+        if not path.exists():
+            replace_file(path, secrets.token_urlsafe(32))
         return path.read_text()
 
     def endpoints(self) -> dict[str, str]:

@@ -5,16 +5,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from arl_local.database import ensure_embedded_database, postgres_spec, provision_database
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres
-from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, process_names
+from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, node_of, process_names
+from arl_local.service_accounts import NO_HOME, SERVICE_ACCOUNT_FILE, account_problem, service_accounts
 from arl_local.state_dir import StateDir, choose_ports
-from arl_local.supervisor import Supervisor
+from arl_local.supervisor import ProcessSpec, Supervisor
+from arl_store.files import replace_file
 
 __all__ = ["run"]
 
@@ -76,21 +80,44 @@ async def _start_all(
 ) -> None:
     owner_url = options.database_url or await _start_postgres(supervisor, state)
     supervisor.report("starting", "bringing the schema up to date")
+    names = process_names(options.nodes, environment)
+    nodes = {name: node for name in names if (node := node_of(name)) is not None}
     plan = ProcessPlan(
         options=options,
         state=state,
         ports=ports,
-        database_urls=await provision_database(owner_url, state, take_over=options.take_over),
+        database_urls=await provision_database(owner_url, state, nodes, take_over=options.take_over),
         environment=environment,
         commands=commands,
     )
     supervisor.report("starting", "starting the services")
-    specs = plan.specs()
+    specs = await asyncio.to_thread(_with_accounts, plan.specs(), state)
     for spec in specs:
         supervisor.start(spec)
     await supervisor.wait_ready(*(spec.name for spec in specs), timeout_s=_START_TIMEOUT_S)
     state.publish_endpoints(plan.endpoints)
     supervisor.report("ready")
+
+
+def _with_accounts(specs: Sequence[ProcessSpec], state: StateDir) -> list[ProcessSpec]:
+    """Give services that need no rights of root an account, if root starts them and the account can run them."""
+    accounts = service_accounts(state.path)
+    own = [spec for spec in specs if spec.name in accounts and not _has_privileged_port(spec)]
+    problem = account_problem(own, accounts[own[0].name]) if own else None
+    if problem is not None:
+        log.warning("services run as root, because an unprivileged user cannot run them: %s", problem)
+    replace_file(state.path / SERVICE_ACCOUNT_FILE, f"root: {problem}" if problem is not None else "own")
+    if problem is not None:
+        return list(specs)
+    return [
+        replace(spec, account=accounts[spec.name], env={**spec.env, "HOME": NO_HOME}) if spec in own else spec
+        for spec in specs
+    ]
+
+
+def _has_privileged_port(spec: ProcessSpec) -> bool:
+    first = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    return int(spec.env["TANGRAM_PORT"]) < first
 
 
 async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:

@@ -293,7 +293,7 @@ class GrantLifecycle(Generic[ReportT]):
         body = ResourcesFreedNotification(
             fences=_fence_bodies(fences), requeued=_fence_bodies(requeued), runs=[_run_body(report) for report in runs]
         )
-        self._service_client.notify(f"{self._settings.scheduler_url}/internal/freed", body)
+        self._service_client.notify(f"{self._settings.scheduler_url}/internal/freed", body, audience="scheduler")
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as a task that is kept until it ends; its failure is logged."""

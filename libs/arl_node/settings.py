@@ -4,6 +4,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 
+from arl_kit.service_tokens import node_audience
 from arl_kit.settings import ServiceSettings
 
 __all__ = ["ManagerSettings", "UpstreamKey", "UpstreamUrl"]
@@ -63,6 +64,11 @@ class ManagerSettings(ServiceSettings):
                 f"TANGRAM_HOST={self.host} needs TANGRAM_ADVERTISE_URL, the node's address for other services"
             )
         return self
+
+    @property
+    def audience(self) -> str:
+        """Return the name under which other services address this manager in their tokens."""
+        return node_audience(self.node_name)
 
     @property
     def url(self) -> str:

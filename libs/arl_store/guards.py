@@ -1,26 +1,62 @@
 """Guards in Postgres: roles with column grants, the trigger made from `arl_core.domain.states`, and advisory locks."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 
-from arl_core.domain.states import TRANSITIONS, ServiceRole, StateTransition
+from arl_core.domain.states import MANAGER_ROLES, TRANSITIONS, ServiceRole, StateTransition
 
-__all__ = ["DESIRED_STATE_LOCK", "GRANTS", "edge_trigger_statements", "grant_statements", "role_name"]
+__all__ = [
+    "DESIRED_STATE_LOCK",
+    "GRANTS",
+    "edge_trigger_statements",
+    "grant_statements",
+    "node_role_name",
+    "policies",
+    "role_name",
+]
 
 _STATELESS_MANAGER_GRANTS = (
-    "update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
+    "select, update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
+    "select on action_specs",
     "insert on action_results",
-    "insert, update on nodes",
-    "insert, update on node_beats",
+    "select, insert (name, kind, url, epoch, driver, capacity, topology, enforced, templates), update (url, epoch,"
+    " driver, capacity, topology, enforced, templates, services, endpoints, rates, registered_at) on nodes",
+    "select, insert, update on node_beats",
+    "select on node_roles",
 )
-"""Grants of managers whose actions leave no state on the node."""
+"""Grants of managers whose actions leave no state on the node. Policies restrict them to the node's own rows."""
+_OWN_NODES = "any (array(select n.id from nodes as n where n.db_role = session_user))"
+_NODE_POLICIES = {
+    "nodes": "db_role = session_user",
+    "node_roles": "role = session_user",
+    "actions": f"node_id = {_OWN_NODES}",
+    "environments": f"node_id = {_OWN_NODES}",
+    "snapshots": f"node_id = {_OWN_NODES}",
+    "node_beats": f"node_id = {_OWN_NODES}",
+    # The policy of `actions` restricts what the subquery sees.
+    "action_specs": "exists (select from actions as a where a.id = action_specs.id)",
+    "action_results": "exists (select from actions as a where a.id = action_results.id)",
+}
+"""Conditions on the rows that a node's role reads and writes, by table.
+
+They use `session_user`, because a node's role can change `current_user` to its kind's role by SET ROLE.
+"""
+_SERVICE_READS = (
+    *("actions", "action_specs", "action_results", "attempts", "environments", "node_beats", "nodes", "projects"),
+    *("queues", "services", "snapshots"),
+)
 
 GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
     ServiceRole.GATEWAY: (
+        *(f"select on {table}" for table in (*_SERVICE_READS, "api_keys", "audit_log", "submissions")),
         "insert, update on api_keys",
         "insert on projects",
         "insert on audit_log",
     ),
     ServiceRole.ADMISSION: (
+        *(f"select on {table}" for table in _SERVICE_READS if table != "action_results"),
+        "select (id) on action_results",
+        "select on submissions",
         "insert (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at) on actions",
         "insert on action_specs",
         "insert, update, delete on submissions",
@@ -39,6 +75,7 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "update (delete_requested_at) on snapshots",
     ),
     ServiceRole.SCHEDULER: (
+        *(f"select on {table}" for table in (*_SERVICE_READS, "leader_term", "leader_lease", "class_estimates")),
         "update (state, outcome, reason, grant_no, node_id, node_epoch, environment_id, amounts, amounts_seq,"
         " failures, admitted_xid, granted_at, started_at, settled_at) on actions",
         "update (lost_at, end_reason, changed_xid) on environments",
@@ -47,15 +84,11 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "insert, update, delete on class_estimates",
     ),
     ServiceRole.CPU: (
-        "update (state, outcome, reason, failures, admitted_xid, granted_at, started_at, settled_at, run_us,"
-        " node_id, node_epoch, amounts) on actions",
-        "insert on action_results",
-        "insert, update on nodes",
-        "insert, update on node_beats",
-        "insert, update on environments",
-        "insert, delete on snapshots",
+        *_STATELESS_MANAGER_GRANTS,
+        "select, insert, update (last_used_at, ended_at, lost_at, end_reason, changed_xid) on environments",
+        "select, insert, delete on snapshots",
     ),
-    ServiceRole.GPU: _STATELESS_MANAGER_GRANTS,
+    ServiceRole.GPU: (*_STATELESS_MANAGER_GRANTS, "select on services"),
     ServiceRole.API: _STATELESS_MANAGER_GRANTS,
 }
 
@@ -72,22 +105,42 @@ def role_name(database: str, role: ServiceRole) -> str:
     return f"{database}_{role.value}"
 
 
+def node_role_name(database: str, kind: ServiceRole, node_name: str) -> str:
+    """Return the name of the role of one node. Node names may have any length and characters."""
+    return f"{role_name(database, kind)}_{sha256(node_name.encode()).hexdigest()[:12]}"
+
+
+def policies(database: str) -> dict[tuple[str, str], str]:
+    """Return the statements that create the row security policies, by table and name.
+
+    A name has a digest of its statement, so that policies are only replaced if they have changed.
+    """
+    services = ", ".join(_quote_identifier(role_name(database, role)) for role in _ordered_roles(managers=False))
+    managers = ", ".join(_quote_identifier(role_name(database, role)) for role in _ordered_roles(managers=True))
+    created: dict[tuple[str, str], str] = {}
+    for table, condition in _NODE_POLICIES.items():
+        for prefix, roles, rows in (("services", services, "true"), ("own_rows", managers, condition)):
+            rest = f"on {table} to {roles} using ({rows}) with check ({rows})"
+            name = f"{prefix}_{sha256(rest.encode()).hexdigest()[:12]}"
+            created[table, name] = f"create policy {name} {rest}"
+    return created
+
+
 def grant_statements(database: str, role: ServiceRole) -> list[str]:
     """Return statements that grant `role` its rights and revoke all rights from earlier versions."""
     name = _quote_identifier(role_name(database, role))
     return [
         f"revoke all on all tables in schema public from {name}",
         f"grant usage on schema public to {name}",
-        f"grant select on all tables in schema public to {name}",
-        f"revoke all on installation from {name}",
+        f"revoke all on all sequences in schema public from {name}",
         *(f"grant {what} to {name}" for what in GRANTS[role]),
-        f"grant usage on all sequences in schema public to {name}",
         f"grant execute on function ensure_partitions(date, int) to {name}",
         *(
             [f"grant execute on function drop_empty_partitions(timestamptz) to {name}"]
             if role is ServiceRole.ADMISSION
             else []
         ),
+        *([f"grant execute on function has_unsettled_actions(uuid) to {name}"] if role is ServiceRole.CPU else []),
     ]
 
 
@@ -121,8 +174,21 @@ def _edge_condition(database: str, edge: StateTransition, *, single_role: bool) 
         outcome = f"new.outcome in ({_literals(sorted(edge.outcomes))})"
     parts = [f"old.state = '{edge.old}'", f"new.state = '{edge.new}'", outcome]
     if not single_role:
-        parts.append(f"current_user in ({_literals(sorted(role_name(database, role) for role in edge.writers))})")
+        parts.append(f"({_is_writer(database, edge)})")
     return "(" + " and ".join(parts) + ")"
+
+
+def _is_writer(database: str, edge: StateTransition) -> str:
+    """Return the condition on the current user. Each node has its own role, a member of its kind's role."""
+    services = [role_name(database, role) for role in sorted(edge.writers - MANAGER_ROLES)]
+    managers = [role_name(database, role) for role in sorted(edge.writers & MANAGER_ROLES)]
+    conditions = [f"current_user in ({_literals(services)})"] if services else []
+    conditions += [f"pg_has_role(current_user, {_literals([name])}, 'usage')" for name in managers]
+    return " or ".join(conditions)
+
+
+def _ordered_roles(*, managers: bool) -> list[ServiceRole]:
+    return [role for role in ServiceRole if (role in MANAGER_ROLES) == managers]
 
 
 def _literals(values: list[str]) -> str:

@@ -5,7 +5,8 @@ import hmac
 import logging
 import secrets
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import pbkdf2_hmac, sha256
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -18,15 +19,25 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from arl_core.domain.states import ServiceRole
-from arl_store.guards import edge_trigger_statements, grant_statements, role_name
+from arl_store.guards import edge_trigger_statements, grant_statements, node_role_name, policies, role_name
 from arl_store.installation_repository import claim_database
 from arl_store.tx import engine_for
 
-__all__ = ["MINIMUM_SERVER", "can_create_roles", "ensure_api_key", "role_url", "upgrade"]
+__all__ = [
+    "MINIMUM_SERVER",
+    "NodeLogin",
+    "can_create_roles",
+    "ensure_api_key",
+    "node_role_url",
+    "role_url",
+    "upgrade",
+]
 
 MINIMUM_SERVER = 150000
 PARTITIONS_AHEAD = 7
 SCRAM_ITERATIONS = 4096
+MAX_ROLE_BYTES = 63
+"""Postgres cuts longer names, so that two roles could become one."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +54,30 @@ SELECT_SERVER = text("""
 """)
 CAN_CREATE_ROLES = text("select rolsuper or rolcreaterole from pg_roles where rolname = current_user")
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
+SELECT_ROLE = text("select 1 from pg_roles where rolname = :name")
+BIND_ROLE = text("""
+    insert into node_roles (role, kind, node_name)
+    values (:role, :kind, :name)
+        on conflict (role) do update
+       set kind = excluded.kind, node_name = excluded.node_name
+""")
+ASSIGN_NODES = text("""
+    with owned as (
+        select n.id, coalesce(r.role, :database || '_' || n.kind) as role
+          from nodes as n
+          left join node_roles as r on r.node_name = n.name and r.kind = n.kind
+    )
+    update nodes as n
+       set db_role = owned.role
+      from owned
+     where owned.id = n.id
+       and n.db_role <> owned.role
+""")
+SELECT_POLICIES = text("""
+    select tablename::text as table_name, policyname::text as name
+      from pg_policies
+     where schemaname = current_schema()
+""")
 INSERT_PROJECT = text("insert into projects (name) values (:name) on conflict (name) do nothing")
 INSERT_KEY = text("""
     insert into api_keys (project_id, prefix, hash, scopes)
@@ -51,12 +86,28 @@ INSERT_KEY = text("""
 """)
 
 
-async def upgrade(owner_url: str, passwords: Mapping[str, str], *, take_over: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class NodeLogin:
+    """The database login of one node."""
+
+    kind: str
+    node_name: str
+    password: str
+
+    def role(self, database: str) -> str:
+        """Return the name of the node's role."""
+        return node_role_name(database, ServiceRole(self.kind), self.node_name)
+
+
+async def upgrade(
+    owner_url: str, passwords: Mapping[str, str], *, nodes: Sequence[NodeLogin] = (), take_over: bool = False
+) -> None:
     """Migrate the database in one transaction under a lock. Repeated and concurrent calls are safe.
 
-    `passwords` maps each service's name to the password of its role. Without the right to create roles, all services
-    use the owner, and the trigger checks transitions but not writers. Raises `ForeignInstallation` if the roles have
-    other passwords and `take_over` is False.
+    `passwords` maps each service's name to the password of its role. Each of `nodes` gets its own role, a member of
+    its kind's role. A kind without a password has a role without a login. Without the right to create roles, all
+    services use the owner, and the trigger checks transitions but not writers. Raises `ForeignInstallation` if the
+    roles have other passwords and `take_over` is False.
     """
     engine = engine_for(owner_url)
     try:
@@ -65,7 +116,7 @@ async def upgrade(owner_url: str, passwords: Mapping[str, str], *, take_over: bo
                 async with engine.begin() as connection:
                     await connection.execute(ACQUIRE_MIGRATION_LOCK)
                     await connection.execute(SET_LOCK_TIMEOUT)
-                    await _upgrade_locked(connection, passwords, take_over=take_over)
+                    await _upgrade_locked(connection, passwords, nodes, take_over=take_over)
                 return
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
@@ -82,11 +133,12 @@ async def upgrade(owner_url: str, passwords: Mapping[str, str], *, take_over: bo
 
 def role_url(owner_url: str, service: str, password: str) -> str:
     """Return the URL with which `service` connects under its role."""
-    parts = urlsplit(owner_url)
-    database = parts.path.lstrip("/")
-    host = parts.netloc.rpartition("@")[2]
-    user = role_name(database, ServiceRole(service))
-    return urlunsplit(parts._replace(netloc=f"{quote(user)}:{quote(password, safe='')}@{host}"))
+    return _login_url(owner_url, role_name(_database_of(owner_url), ServiceRole(service)), password)
+
+
+def node_role_url(owner_url: str, node: NodeLogin) -> str:
+    """Return the URL with which a node connects under its own role."""
+    return _login_url(owner_url, node.role(_database_of(owner_url)), node.password)
 
 
 async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
@@ -112,7 +164,19 @@ async def can_create_roles(owner_url: str) -> bool:
         await engine.dispose()
 
 
-async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, str], *, take_over: bool) -> None:
+def _database_of(url: str) -> str:
+    return urlsplit(url).path.lstrip("/")
+
+
+def _login_url(owner_url: str, user: str, password: str) -> str:
+    parts = urlsplit(owner_url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(user)}:{quote(password, safe='')}@{host}"))
+
+
+async def _upgrade_locked(
+    connection: AsyncConnection, passwords: Mapping[str, str], nodes: Sequence[NodeLogin], *, take_over: bool
+) -> None:
     server = (await connection.execute(SELECT_SERVER)).one()
     if server.version < MINIMUM_SERVER:
         raise RuntimeError(f"PostgreSQL 15 or newer is required; this server has version {server.version // 10000}")
@@ -122,6 +186,7 @@ async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, s
     await claim_database(connection, passwords, take_over=take_over)
     if server.may_create_roles:
         await _ensure_roles(connection, server.database, passwords)
+        await _ensure_node_roles(connection, server.database, nodes)
     else:
         log.warning(
             "the owner may not create roles: all services use the owner, and the database cannot check which service"
@@ -133,14 +198,35 @@ async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, s
 
 
 async def _ensure_roles(connection: AsyncConnection, database: str, passwords: Mapping[str, str]) -> None:
-    for service, password in sorted(passwords.items()):
-        role = ServiceRole(service)
-        name = role_name(database, role)
-        known = (await connection.execute(text("select 1 from pg_roles where rolname = :name"), {"name": name})).first()
-        verb = "alter" if known else "create"
-        await connection.exec_driver_sql(f"{verb} role \"{name}\" login password '{scram_verifier(password)}'")
+    for role in ServiceRole:
+        await _ensure_role(connection, role_name(database, role), passwords.get(role.value))
         for statement in grant_statements(database, role):
             await connection.exec_driver_sql(statement)
+
+
+async def _ensure_node_roles(connection: AsyncConnection, database: str, nodes: Sequence[NodeLogin]) -> None:
+    """Create the nodes' roles and the policies, and make each row of `nodes` the property of its role."""
+    for node in nodes:
+        name = node.role(database)
+        await _ensure_role(connection, name, node.password)
+        await connection.exec_driver_sql(f'grant "{role_name(database, ServiceRole(node.kind))}" to "{name}"')
+        await connection.execute(BIND_ROLE, {"role": name, "kind": node.kind, "name": node.node_name})
+    await connection.execute(ASSIGN_NODES, {"database": database})
+    wanted = policies(database)
+    known = {(row.table_name, row.name) for row in await connection.execute(SELECT_POLICIES)}
+    for table, name in sorted(known - wanted.keys()):
+        await connection.exec_driver_sql(f'drop policy "{name}" on "{table}"')
+    for policy in sorted(wanted.keys() - known):
+        await connection.exec_driver_sql(wanted[policy])
+
+
+async def _ensure_role(connection: AsyncConnection, name: str, password: str | None) -> None:
+    """Create the role or change its password. Without a password it cannot log in."""
+    if len(name.encode()) > MAX_ROLE_BYTES:
+        raise RuntimeError(f"the role name {name} is too long for Postgres; use a database with a shorter name")
+    known = (await connection.execute(SELECT_ROLE, {"name": name})).first()
+    rights = f"login password '{scram_verifier(password)}'" if password is not None else "nologin"
+    await connection.exec_driver_sql(f'{"alter" if known else "create"} role "{name}" {rights}')
 
 
 def scram_verifier(password: str) -> str:

@@ -10,7 +10,7 @@ from arl_admission.retention import RetentionLoop
 from arl_admission.routes import add_internal_routes
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
-from arl_kit.app import create_app, create_metrics
+from arl_kit.app import create_app, create_metrics, metrics_token_check
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import open_store
@@ -30,7 +30,7 @@ def build(settings: AdmissionSettings) -> FastAPI:
         pool_size=settings.pool_size,
         pool_wait_s=POOL_WAIT_S,
     )
-    peers = ServiceClient(settings.service_token.get_secret_value())
+    peers = ServiceClient(settings.token_issuer("admission"))
     metrics = create_metrics("admission", store)
     admission = AdmissionService(store, peers, settings, metrics)
     add_table_metrics(metrics, store)
@@ -53,9 +53,14 @@ def build(settings: AdmissionSettings) -> FastAPI:
         return None
 
     app = create_app(
-        title="tangram admission", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY_BYTES, metrics=metrics
+        title="tangram admission",
+        lifespan=lifespan,
+        ready=ready,
+        max_body_bytes=MAX_BODY_BYTES,
+        metrics=metrics,
+        scrape_dependencies=[metrics_token_check(settings)],
     )
-    hops = InternalApi(settings, "gateway")
+    hops = InternalApi(settings, "gateway", audience="admission")
     add_internal_routes(hops, admission)
     mount_internal_apis(app, hops)
     return app

@@ -170,7 +170,9 @@ class AdmissionService:
 
     def _notify_admitted(self, actions: list[QueuedActionRow]) -> None:
         self._service_client.notify(
-            f"{self._settings.scheduler_url}/internal/admitted", ActionsAdmittedNotification(actions=actions)
+            f"{self._settings.scheduler_url}/internal/admitted",
+            ActionsAdmittedNotification(actions=actions),
+            audience="scheduler",
         )
 
     async def _refresh_fleet(self, items: Sequence[AdmitItem]) -> None:

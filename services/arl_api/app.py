@@ -5,7 +5,7 @@ from fastapi import FastAPI
 from arl_api.manager import ApiManager
 from arl_api.routes import add_internal_routes
 from arl_api.settings import ApiSettings
-from arl_kit.app import create_app, create_metrics
+from arl_kit.app import create_app, create_metrics, metrics_token_check
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
 from arl_node.lifespan import make_lifespan, make_readiness_check
@@ -21,7 +21,7 @@ def build(settings: ApiSettings) -> FastAPI:
     """Build the application. It connects to nothing before its lifespan starts."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="api", pool_size=settings.pool_size)
-    peers = ServiceClient(settings.service_token.get_secret_value())
+    peers = ServiceClient(settings.token_issuer("api"))
     notifier = WakeNotifier(url, name="api")
     metrics = create_metrics("api", store)
     manager = ApiManager(store, peers, notifier, settings, metrics)
@@ -29,9 +29,14 @@ def build(settings: ApiSettings) -> FastAPI:
     lifespan = make_lifespan(manager, store=store, service_client=peers, notifier=notifier)
     ready = make_readiness_check(manager, store=store)
     app = create_app(
-        title="tangram api broker", lifespan=lifespan, ready=ready, max_body_bytes={"": MAX_BODY_BYTES}, metrics=metrics
+        title="tangram api broker",
+        lifespan=lifespan,
+        ready=ready,
+        max_body_bytes={"": MAX_BODY_BYTES},
+        metrics=metrics,
+        scrape_dependencies=[metrics_token_check(settings)],
     )
-    hops = InternalApi(settings, "scheduler")
+    hops = InternalApi(settings, "scheduler", audience=settings.audience)
     add_internal_routes(hops, manager)
     mount_internal_apis(app, hops)
     return app

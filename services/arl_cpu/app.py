@@ -10,7 +10,7 @@ from arl_cpu.node.log_streams import AttemptStreams
 from arl_cpu.node.manager import CpuManager
 from arl_cpu.node.routes import TRANSFER_PATH, add_manager_routes, add_stream_routes, add_transfer_routes
 from arl_cpu.settings import CpuSettings
-from arl_kit.app import create_app, create_metrics, provide_deps
+from arl_kit.app import create_app, create_metrics, metrics_token_check, provide_deps
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
 from arl_node.lifespan import make_lifespan, make_readiness_check
@@ -28,7 +28,7 @@ def build(settings: CpuSettings) -> FastAPI:
     """Build the application. It connects to nothing before its lifespan starts."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="cpu", pool_size=settings.pool_size)
-    peers = ServiceClient(settings.service_token.get_secret_value())
+    peers = ServiceClient(settings.token_issuer("cpu"))
     notifier = WakeNotifier(url, name="cpu")
     metrics = create_metrics("cpu", store)
     executor = _create_executor(settings)
@@ -39,11 +39,19 @@ def build(settings: CpuSettings) -> FastAPI:
     ready = make_readiness_check(manager, store=store)
     bodies = {TRANSFER_PATH: MAX_ARCHIVE_BYTES, "": MAX_BODY_BYTES}
     app = create_app(
-        title="tangram cpu manager", lifespan=lifespan, ready=ready, max_body_bytes=bodies, metrics=metrics
+        title="tangram cpu manager",
+        lifespan=lifespan,
+        ready=ready,
+        max_body_bytes=bodies,
+        metrics=metrics,
+        scrape_dependencies=[metrics_token_check(settings)],
     )
-    hops, transfers = InternalApi(settings, "scheduler"), InternalApi(settings, "gateway")
+    hops, transfers = (
+        InternalApi(settings, "scheduler", audience=settings.audience),
+        InternalApi(settings, "gateway", audience=settings.audience),
+    )
     add_manager_routes(hops, manager)
-    live_hops = InternalApi(settings, "gateway")
+    live_hops = InternalApi(settings, "gateway", audience=settings.audience)
     add_stream_routes(live_hops, live)
     add_transfer_routes(transfers, manager.transfers, manager.snapshots)
     mount_internal_apis(app, hops, live_hops, transfers)

@@ -113,9 +113,9 @@ class GatewayDeps:
 
 def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     """Build every service of the gateway. Nothing connects before `GatewayDeps.running`."""
-    token, admission_url = settings.service_token.get_secret_value(), settings.admission_url
-    peers = ServiceClient(token)
-    nodes = ServiceClient(token, timeout_s=NODE_CALL_TIMEOUT_S, max_per_service=2 * settings.max_log_streams)
+    tokens, admission_url = settings.token_issuer("gateway"), settings.admission_url
+    peers = ServiceClient(tokens)
+    nodes = ServiceClient(tokens, timeout_s=NODE_CALL_TIMEOUT_S, max_per_service=2 * settings.max_log_streams)
     waiters = ActionWaiters(store, poll_s=settings.wait_poll_s)
     failpoints = Failpoints(settings.failpoints)
     actions = ActionService(store, peers, waiters, admission_url=admission_url, failpoints=failpoints)

@@ -12,7 +12,7 @@ from arl_gpu.worker.client import WorkerClient
 from arl_gpu.worker.engine_controller import EngineSpec
 from arl_gpu.worker.host_memory import HostMemory
 from arl_gpu.worker.process import WorkerConfig
-from arl_kit.app import create_app, create_metrics
+from arl_kit.app import create_app, create_metrics, metrics_token_check
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
 from arl_node.lifespan import make_lifespan, make_readiness_check
@@ -28,7 +28,7 @@ def build(settings: GpuSettings) -> FastAPI:
     """Build the application. It connects to nothing and starts no worker before its lifespan starts."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="gpu", pool_size=settings.pool_size)
-    peers = ServiceClient(settings.service_token.get_secret_value())
+    peers = ServiceClient(settings.token_issuer("gpu"))
     notifier = WakeNotifier(url, name="gpu")
     metrics = create_metrics("gpu", store)
     files = [*installed_services(settings.services), *function_services(settings.reward_functions)]
@@ -49,9 +49,14 @@ def build(settings: GpuSettings) -> FastAPI:
     lifespan = make_lifespan(manager, store=store, service_client=peers, notifier=notifier)
     ready = make_readiness_check(manager, store=store)
     app = create_app(
-        title="tangram gpu manager", lifespan=lifespan, ready=ready, max_body_bytes={"": MAX_BODY}, metrics=metrics
+        title="tangram gpu manager",
+        lifespan=lifespan,
+        ready=ready,
+        max_body_bytes={"": MAX_BODY},
+        metrics=metrics,
+        scrape_dependencies=[metrics_token_check(settings)],
     )
-    hops = InternalApi(settings, "scheduler")
+    hops = InternalApi(settings, "scheduler", audience=settings.audience)
     add_internal_routes(hops, manager)
     mount_internal_apis(app, hops)
     return app

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from arl_core.policies.policy import SchedulingPolicy
 from arl_core.policies.registry import create_policy
-from arl_kit.app import VERSION, create_app, create_metrics
+from arl_kit.app import VERSION, create_app, create_metrics, metrics_token_check
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
 from arl_kit.telemetry.otel import TracePipeline
@@ -30,7 +30,7 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
     """Build the application. If there is no `pipeline`, no spans are exported and no rows are read for them."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="scheduler", pool_size=settings.pool_size)
-    peers = ServiceClient(settings.service_token.get_secret_value())
+    peers = ServiceClient(settings.token_issuer("scheduler"))
     notifier = WakeNotifier(url, name="scheduler")
     metrics = create_metrics("scheduler", store)
     policy = _policy(settings, limit=settings.round_limit)
@@ -62,11 +62,16 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
         return None
 
     app = create_app(
-        title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
+        title="tangram scheduler",
+        lifespan=lifespan,
+        ready=ready,
+        max_body_bytes=MAX_BODY,
+        metrics=metrics,
+        scrape_dependencies=[metrics_token_check(settings)],
     )
-    hops = InternalApi(settings, "admission", "cpu", "gpu", "api")
+    hops = InternalApi(settings, "admission", "cpu", "gpu", "api", audience="scheduler")
     add_notification_routes(hops, rounds.inbox)
-    questions = InternalApi(settings, "gateway")
+    questions = InternalApi(settings, "gateway", audience="scheduler")
     add_query_routes(
         questions, WaitExplainer(rounds, policy), CapacityPlanner(rounds, _policy(settings, limit=ROUND_GRANTS))
     )

@@ -124,8 +124,7 @@ async def the_leader(system: System) -> str:
     found: list[str] = []
 
     async def says_so() -> bool:
-        async with system.client() as api:
-            said = {name: (await api.get(f"{system.url_of(name)}/metrics")).text for name in BOTH}
+        said = {name: await system.metrics(name) for name in BOTH}
         found[:] = [name for name, text in said.items() if "tangram_leader 1.0" in text]
         return len(found) == 1
 

@@ -46,22 +46,29 @@ class TestCompose:
             assert service["cap_drop"] == ["ALL"]
             assert service["read_only"]
             assert "privileged" not in service
-            assert name in LAUNCHERS or set(service.get("cap_add", ())) <= {"DAC_READ_SEARCH"}
+            assert name in LAUNCHERS or "cap_add" not in service
             assert ("no-new-privileges:true" in service["security_opt"]) == (name not in LAUNCHERS)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can have another's directory")
-    def test_node_capabilities_allow_reading_secrets_and_writing_snapshots(self, tmp_path: Path) -> None:
-        """Uses owners and modes as set by Dockerfile and `provision`; root has only these capabilities."""
+    def test_node_without_capabilities_reads_its_secrets_and_writes_snapshots(self, tmp_path: Path) -> None:
+        """Uses owners and modes as set by Dockerfile and `provision`."""
         secrets, snapshots = tmp_path / "secrets", tmp_path / "snapshots"
         for each in (secrets, snapshots):
-            each.mkdir(mode=0o700)
+            each.mkdir()
         (secrets / "tangram_host").write_text("said")
-        (secrets / "tangram_host").chmod(0o600)
+        (secrets / "tangram_host").chmod(0o640)
+        secrets.chmod(0o750)
         for each in (secrets, secrets / "tangram_host"):
             os.chown(each, 10001, 10001)
-        caps = "".join(f",+{name.lower()}" for name in SERVICES["cpu-1"]["cap_add"])
-        confined = ("setpriv", f"--bounding-set=-all{caps}", f"--inh-caps=-all{caps}", "--no-new-privs")
-        script = f"cat {secrets}/tangram_host && touch {snapshots}/made && ! touch {secrets}/made 2>/dev/null"
+        assert SERVICES["cpu-1"]["user"] == "0:0"
+        groups = ",".join(SERVICES["cpu-1"]["group_add"])
+        confined = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", f"--groups={groups}")
+        (foreign := tmp_path / "foreign").touch(mode=0o600)
+        os.chown(foreign, 12345, 12345)
+        script = (
+            f"cat {secrets}/tangram_host && touch {snapshots}/made && ! touch {secrets}/made 2>/dev/null"
+            f" && ! cat {foreign} 2>/dev/null"
+        )
         done = subprocess.run([*confined, "sh", "-c", script], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "said"), done.stderr
 
@@ -73,8 +80,8 @@ class TestCompose:
         for name, service in OURS.items():
             assert not [key for key in service.get("environment", {}) if re.search("PASSWORD|TOKEN|ACCEPT", key)]
             seen = {volume.split(":")[0] for volume in service.get("volumes", []) if volume.startswith("secrets-")}
-            own = f"secrets-{re.sub('-[0-9]+$', '', name)}"
-            assert name == "provision" or seen <= {own}
+            node = service.get("environment", {}).get("TANGRAM_NODE_NAME", name)
+            assert name == "provision" or seen <= {f"secrets-{node}"}
 
     def test_other_images_are_pinned_to_a_version(self) -> None:
         others = [service["image"] for service in SERVICES.values() if service["image"] != "arl-tangram"]
@@ -145,8 +152,8 @@ class Containers:
         for volume in service.get("volumes", []):
             source, target, *_ = volume.split(":")
             if not source.startswith("/"):
-                text = re.sub(rf"^{target}(?=/|$)", str(self._place_of(source)), text)
-        return re.sub("^/secrets$", str(self.directory / "secrets"), text)
+                text = re.sub(rf"(?<![^=]){target}(?=/|$)", str(self._place_of(source)), text)
+        return re.sub("(?<![^=])/secrets$", str(self.directory / "secrets"), text)
 
     def _place_of(self, volume: str) -> Path:
         place = self.directory / volume.replace("secrets-", "secrets/")

@@ -184,7 +184,9 @@ class TestInternalRoutes:
         async with httpx.AsyncClient() as client:
             paths = (("admission", "admit"), ("scheduler", "freed"), ("cpu", "grants"), ("cpu", "resizes"))
             for url, path in paths:
-                for token in (None, "wrong", system.token("gateway" if url != "admission" else "cpu")):
+                stranger = "gateway" if url != "admission" else "cpu"
+                elsewhere = system.token("gateway", "cpu" if url == "admission" else "admission")
+                for token in (None, "wrong", system.secret("gateway"), system.token(stranger, url), elsewhere):
                     headers = {"authorization": f"Bearer {token}"} if token else {}
                     response = await client.post(f"{system.url_of(url)}/internal/{path}", json={}, headers=headers)
                     assert response.status_code == 401, (url, token)

@@ -98,7 +98,7 @@ async def test_action_of_a_paused_queue_reports_it_until_resumed(api: httpx.Asyn
 
 
 async def test_explain_route_refuses_other_service_tokens(system: System, api: httpx.AsyncClient, busy: str) -> None:
-    headers = {"authorization": f"Bearer {system.token('cpu')}"}
+    headers = {"authorization": f"Bearer {system.token('cpu', 'scheduler')}"}
     async with httpx.AsyncClient(base_url=system.url_of("scheduler"), headers=headers) as cpu:
         assert (await cpu.post("/internal/explain", json={"id": busy})).status_code == 401
 

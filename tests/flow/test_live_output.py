@@ -205,7 +205,7 @@ class TestOutput:
         ("caller", "path"), [("scheduler", "output"), ("scheduler", "input"), ("gateway", "grants")]
     )
     async def test_node_routes_refuse_tokens_of_other_callers(self, system: System, caller: str, path: str) -> None:
-        headers = {"authorization": f"Bearer {system.token(caller)}"}
+        headers = {"authorization": f"Bearer {system.token(caller, 'cpu')}"}
         async with httpx.AsyncClient(base_url=system.url_of("cpu"), headers=headers) as peer:
             assert (await peer.post(f"/internal/{path}", json={})).status_code == 401
 

@@ -90,7 +90,7 @@ async def test_secrets_are_absent_from_logs_and_unrelated_rows(databases: Databa
         async with unreachable_database(databases, system):
             answer = await api.post("/v1/actions", json=SECRETS)
             assert answer.status_code == 503, f"{answer.text}\n{system.log('admission')}\n{system.log('gateway')}"
-        secrets = [API_KEY, created, VALUE, SOURCE, *PASSWORDS.values(), *(system.token(each) for each in SERVICES)]
+        secrets = [API_KEY, created, VALUE, SOURCE, *PASSWORDS.values(), *(system.secret(each) for each in SERVICES)]
         assert await tables_with(rows, secrets) == {"action_specs"}
         await rows.execute("alter table action_specs add constraint never check (timeout_s < 0) not valid")
         assert (await api.post("/v1/actions", json=SECRETS)).status_code == 500

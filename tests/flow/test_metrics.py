@@ -7,7 +7,7 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.postgres import Databases
-from support.system import API_KEY, SERVICES, System, running_system
+from support.system import API_KEY, METRICS_TOKEN, SERVICES, System, running_system
 
 TRUE = {"task": "coding", "argv": ["true"], "demand": {"cpu": 0.1, "memory_mib": 64}}
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -31,7 +31,7 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 
 async def scrape(system: System, service: str) -> Samples:
-    headers = {"authorization": f"Bearer {API_KEY}"} if service == "gateway" else {}
+    headers = {"authorization": f"Bearer {API_KEY if service == 'gateway' else METRICS_TOKEN}"}
     async with httpx.AsyncClient(timeout=20) as client:
         answer = await client.get(f"{system.url_of(service)}/metrics", headers=headers)
     assert answer.status_code == 200
@@ -77,6 +77,15 @@ async def test_requests_are_counted_by_route_template(system: System) -> None:
 async def test_gateway_metrics_require_a_key(system: System) -> None:
     async with httpx.AsyncClient() as client:
         assert (await client.get(f"{system.url}/metrics")).status_code == 401
+
+
+async def test_internal_metrics_require_the_metrics_token(system: System) -> None:
+    async with httpx.AsyncClient() as client:
+        for service in (name for name in SERVICES if name != "gateway"):
+            for token in ("", "Bearer x", f"Bearer {API_KEY}", f"Bearer {system.token('gateway', service)}"):
+                answer = await client.get(f"{system.url_of(service)}/metrics", headers={"authorization": token})
+                assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+                assert "metrics_token" in answer.json()["detail"]
 
 
 async def test_admission_counts_admitted_and_refused_actions(system: System) -> None:

@@ -68,7 +68,7 @@ async def scores_of(api: httpx.AsyncClient, count: int) -> None:
 
 async def test_concurrent_clients_get_correct_scores_in_shared_batches(api: httpx.AsyncClient, system: System) -> None:
     await scores_of(api, 150)
-    metrics = (await api.get(f"{system.url_of('gpu')}/metrics")).text
+    metrics = await system.metrics("gpu")
     said = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     assert float(said["tangram_gpu_items_total"]) >= 150
     assert float(said["tangram_gpu_batches_total"]) < 150

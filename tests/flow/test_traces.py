@@ -229,8 +229,7 @@ class TestExport:
         finally:
             collector.status = 200
         await collector.until(lambda: bool(collector.of_trace(trace_id)))
-        async with httpx.AsyncClient() as client:
-            metrics = (await client.get(f"{system.url_of('scheduler')}/metrics")).text
+        metrics = await system.metrics("scheduler")
         assert "tangram_span_export_failures_total 0.0" not in metrics
 
 

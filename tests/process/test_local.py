@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -17,6 +16,7 @@ from urllib.request import urlopen
 import pytest
 import pytest_asyncio
 
+from arl_kit.service_tokens import pairwise_key
 from arl_local.postgres.postgres_paths import PostgresPaths
 from arl_tangram.cli.local_state import LocalState
 from support.conditions import eventually, is_running
@@ -141,9 +141,12 @@ class TestUp:
         ],
     )
     def test_service_accepts_only_tokens_of_its_callers(self, ready: Machine, service: str, callers: set[str]) -> None:
-        accepted = json.loads(ready.environment_of(service)["TANGRAM_CALLER_TOKEN_HASHES"])
-        tokens = {name: ready.environment_of(name)["TANGRAM_SERVICE_TOKEN"] for name in callers}
-        assert accepted == {name: sha256(token.encode()).hexdigest() for name, token in tokens.items()}
+        own = ready.environment_of(service)
+        audience = f"node/{own['TANGRAM_NODE_NAME']}" if "TANGRAM_NODE_NAME" in own else service
+        secrets = {name: ready.environment_of(name)["TANGRAM_SERVICE_TOKEN"] for name in callers}
+        keys = {name: pairwise_key(secret, audience) for name, secret in secrets.items()}
+        assert json.loads(own["TANGRAM_CALLER_KEYS"]) == keys
+        assert not set(secrets.values()) & set(own.values())
 
     def test_second_up_attaches_to_the_first(self, ready: Machine) -> None:
         before = ready.pids()

@@ -152,6 +152,7 @@ def a_node_row(node: int = 1, **changed: Any) -> NodeRow:
     """Return a live node of two cores, as the scheduler's poll reads it."""
     values: dict[str, Any] = {
         "id": node,
+        "name": f"n{node}",
         "kind": "cpu",
         "url": f"http://n{node}",
         "epoch": EPOCH,

@@ -19,11 +19,11 @@ class RecordingPeers:
         self.hints: list[Hint] = []
         self._changed = asyncio.Event()
 
-    def notify(self, url: str, body: BaseModel) -> None:
+    def notify(self, url: str, body: BaseModel, *, audience: str) -> None:
         self.hints.append((url, body))
         self._changed.set()
 
-    async def call(self, url: str, body: BaseModel) -> bytes:
+    async def call(self, url: str, body: BaseModel, *, audience: str) -> bytes:
         raise Unavailable("nobody is there in this test")
 
     def bodies(self, path: str) -> list[BaseModel]:

@@ -56,10 +56,11 @@ class Databases:
     async def drop(self, owner_url: str) -> None:
         """Drop a database and its roles, even if clients are connected."""
         name = urlsplit(owner_url).path.removeprefix("/")
-        roles = [f"{name}_{service}" for service in PASSWORDS]
         admin_url = self.server.owner_url("postgres")
         await _execute(admin_url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        await _execute(admin_url, f"DROP ROLE IF EXISTS {', '.join(roles)}")
+        for roles in (await _roles_of_nodes(admin_url, name), [f"{name}_{service}" for service in PASSWORDS]):
+            if roles:
+                await _execute(admin_url, f"DROP ROLE IF EXISTS {', '.join(roles)}")
 
 
 @asynccontextmanager
@@ -116,3 +117,14 @@ async def _execute(url: str, statement: str) -> None:
         await connection.execute(statement)
     finally:
         await connection.close()
+
+
+async def _roles_of_nodes(admin_url: str, database: str) -> list[str]:
+    connection = await asyncpg.connect(admin_url)
+    try:
+        rows = await connection.fetch(
+            "select rolname::text from pg_roles where rolname ~ ('^' || $1 || '_(cpu|gpu|api)_[0-9a-f]{12}$')", database
+        )
+    finally:
+        await connection.close()
+    return [row["rolname"] for row in rows]

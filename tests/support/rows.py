@@ -141,6 +141,8 @@ class Rows:
         )
         sql = "insert into node_beats (node_id, epoch, last_beat) values ($1, $2, now() + $3::text::interval)"
         await self.execute(sql, node_id, epoch, beat)
+        # The row belongs to the role of CPU nodes, as if a node had registered.
+        await self.execute("update nodes set db_role = current_database() || '_cpu' where id = $1", node_id)
         return int(node_id)
 
     async def environment(self, trajectory: str, node: int, **columns: Any) -> UUID:

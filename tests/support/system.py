@@ -17,22 +17,17 @@ from pathlib import Path
 
 import httpx
 
+from arl_kit.service_tokens import TokenIssuer, node_audience, pairwise_key
+from arl_local.credentials import ALLOWED_CALLERS
 from arl_store.migrate import ensure_api_key, role_url
 from support.nursery import Forked
 from support.postgres import PASSWORDS
 
-__all__ = ["API_KEY", "System", "free_ports", "running_system"]
+__all__ = ["API_KEY", "METRICS_TOKEN", "System", "free_ports", "running_system"]
 
 API_KEY = "tk_0123456789abcdef0123456789abcdef"
 SERVICES = ("admission", "scheduler", "cpu", "gateway")
-ACCEPT = {
-    "admission": ("gateway",),
-    "scheduler": ("gateway", "admission", "cpu", "gpu", "api"),
-    "cpu": ("scheduler", "gateway"),
-    "gpu": ("scheduler",),
-    "api": ("scheduler",),
-    "gateway": (),
-}
+METRICS_TOKEN = "metrics-token-0123456789abcdef"
 READY_S = 30.0
 
 
@@ -119,8 +114,29 @@ class System:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
 
-    def token(self, service: str) -> str:
+    def secret(self, service: str) -> str:
         return f"{service}-token-0123456789abcdef"
+
+    def token(self, caller: str, receiver: str) -> str:
+        """Return a token of a service for another one."""
+        return TokenIssuer(caller, self.secret(caller)).token_for(self.audience(receiver))
+
+    def audience(self, name: str) -> str:
+        node = self.node_name(name)
+        return node_audience(node) if node is not None else _service(name)
+
+    def node_name(self, name: str) -> str | None:
+        """Return the node of a manager, or None for another service."""
+        node = {"cpu": self.directory.name, "gpu": f"{self.directory.name}-gpu", "api": f"{self.directory.name}-api"}
+        service = _service(name)
+        named = self.overrides.get(name, {}).get("TANGRAM_NODE_NAME")
+        return named or (f"node-{node[service]}" if service in node else None)
+
+    async def metrics(self, service: str) -> str:
+        """Return what Prometheus reads from an internal service."""
+        headers = {"authorization": f"Bearer {METRICS_TOKEN}"}
+        async with httpx.AsyncClient(verify=False, headers=headers) as client:
+            return (await client.get(f"{self.url_of(service)}/metrics")).raise_for_status().text
 
     async def _is_ready(self, name: str, client: httpx.AsyncClient) -> bool:
         if name == "launcher":
@@ -141,12 +157,14 @@ class System:
         }
         if name == "launcher":
             return basic | sandbox | self.overrides.get(name, {})
-        accept = {caller: sha256(self.token(caller).encode()).hexdigest() for caller in ACCEPT[service_name]}
+        audience = self.audience(name)
+        keys = {caller: pairwise_key(self.secret(caller), audience) for caller in ALLOWED_CALLERS[service_name]}
         service = {
             "TANGRAM_PORT": str(self.ports[name]),
             "TANGRAM_DATABASE_URL": role_url(self.owner_url, service_name, PASSWORDS[service_name]),
-            "TANGRAM_SERVICE_TOKEN": self.token(service_name),
-            "TANGRAM_CALLER_TOKEN_HASHES": json.dumps(accept),
+            "TANGRAM_SERVICE_TOKEN": self.secret(service_name),
+            "TANGRAM_CALLER_KEYS": json.dumps(keys),
+            "TANGRAM_METRICS_TOKEN_HASH": sha256(METRICS_TOKEN.encode()).hexdigest(),
             "TANGRAM_ADMISSION_URL": self.url_of("admission"),
             "TANGRAM_SCHEDULER_URL": self.url_of("scheduler"),
         }

@@ -17,8 +17,6 @@ from statistics import quantiles
 from typing import Any
 from uuid import UUID
 
-import httpx
-
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import tree_cpu_s
 from arl_tangram.async_client import AsyncTangram
@@ -127,8 +125,7 @@ async def _wait_any_settled(client: AsyncTangram, ids: Sequence[UUID]) -> None:
 
 async def _count_known_actions(system: BenchSystem, waiting: int) -> int:
     """Return the number of queued actions that the leader knows. Nearly all remain, as only a few rounds have run."""
-    async with httpx.AsyncClient(timeout=60.0) as client:
-        text = (await client.get(f"{system.service_url('scheduler')}/metrics")).text
+    text = await system.read_metrics("scheduler")
     known = sum(int(float(depth)) for depth in _QUEUE_DEPTH_METRIC.findall(text))
     if known < 0.9 * waiting:
         raise RuntimeError(f"the leader knows {known} of {waiting}; nothing is measured")

@@ -9,8 +9,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import httpx
-
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_core.domain.states import ActionOutcome
 from arl_tangram.async_client import AsyncTangram
@@ -48,11 +46,11 @@ def run_soak(total: int, report_progress: Callable[[str], None]) -> tuple[dict[s
 
 
 async def _run_batches(soak: _SoakState, report_progress: Callable[[str], None]) -> None:
-    async with soak.system.client() as client, httpx.AsyncClient() as scraper:
+    async with soak.system.client() as client:
 
         async def look() -> None:
             soak.samples_taken += 1
-            soak.samples.append(await _measure_sample(soak, scraper))
+            soak.samples.append(await _measure_sample(soak))
             report_progress(f"{len(soak.act_s)} of {soak.total}")
 
         await asyncio.gather(*(_submit_batches(soak, client, look) for _ in range(CONCURRENT_BATCHES)))
@@ -71,12 +69,12 @@ async def _submit_batches(soak: _SoakState, client: AsyncTangram, take_sample: C
             await take_sample()
 
 
-async def _measure_sample(soak: _SoakState, scraper: httpx.AsyncClient) -> dict[str, float]:
+async def _measure_sample(soak: _SoakState) -> dict[str, float]:
     """Return the memory of each process and the size of each table in MiB."""
     found: dict[str, float] = {"settled": len(soak.act_s)}
     for name, pid in soak.system.process_pids().items():
         found[f"{name}_mib"] = round(_resident_kib(pid) / 1024, 2)
-    metrics = (await scraper.get(f"{soak.system.service_url('admission')}/metrics")).text
+    metrics = await soak.system.read_metrics("admission")
     for table, size in _TABLE_SIZE_METRIC.findall(metrics):
         found[f"table_{table}_mib"] = round(float(size) / MIB, 2)
     return found

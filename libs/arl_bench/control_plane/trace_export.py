@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 from statistics import median
 from typing import Any
 
-import httpx
-
 from arl_bench.control_plane.overhead import BenchRate, OverheadBenchConfig, measure_cost, run_noops
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 
@@ -93,8 +91,7 @@ def _to_sample(rate: BenchRate, spans: float) -> dict[str, float]:
 
 
 async def _exported_spans(system: BenchSystem) -> float:
-    async with httpx.AsyncClient() as client:
-        text = (await client.get(f"{system.service_url('scheduler')}/metrics")).text
+    text = await system.read_metrics("scheduler")
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("tangram_span"))
     if any(name.startswith("tangram_spans_lost_total") for name in values):
         raise RuntimeError(f"spans were lost: {values}")

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from arl_bench.harness.process_usage import tree_cpu_s
 from arl_tangram.async_client import AsyncTangram
 from arl_wire.errors import Unavailable
@@ -43,6 +45,12 @@ class BenchSystem:
         """Return the address of a service on this machine."""
         found: dict[str, str] = json.loads((self.directory / "endpoints.json").read_text())
         return found[service]
+
+    async def read_metrics(self, service: str) -> str:
+        """Return the Prometheus metrics of an internal service."""
+        token = (self.directory / "metrics_token").read_text()
+        async with httpx.AsyncClient(timeout=60.0, headers={"Authorization": f"Bearer {token}"}) as client:
+            return (await client.get(f"{self.service_url(service)}/metrics")).raise_for_status().text
 
     def process_pids(self) -> dict[str, int]:
         """Return the pid of each process by name, including the supervisor."""

@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from hashlib import sha256
 from statistics import median
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from pydantic import BaseModel
 from arl_kit.app import create_app
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.metrics import Metrics
+from arl_kit.service_tokens import TokenIssuer, pairwise_key
 from arl_kit.settings import ServiceSettings
 from arl_wire.errors import Unauthenticated
 
@@ -56,12 +56,14 @@ def _app() -> FastAPI:
         port=1,
         database_url="postgresql://nowhere",
         service_token=TOKEN,
-        caller_token_hashes={"gateway": sha256(TOKEN.encode()).hexdigest()},
+        caller_keys={"gateway": pairwise_key(TOKEN, "scheduler")},
     )
+
+    verifier = settings.token_verifier("scheduler")
 
     async def caller(request: Request) -> str:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        found = settings.caller_of(token) if scheme.lower() == "bearer" else None
+        found = verifier.caller_of(token) if scheme.lower() == "bearer" else None
         if found is None:
             raise Unauthenticated("this route is for other services of this installation")
         return found
@@ -70,7 +72,7 @@ def _app() -> FastAPI:
     async def resolved(body: Question, found: Annotated[str, Depends(caller)]) -> Response:
         return Response((await _answer(body)).model_dump_json(), media_type="application/json")
 
-    hops = InternalApi(settings, "gateway")
+    hops = InternalApi(settings, "gateway", audience="scheduler")
     hops.add_route(FAST, Question, _answer)
     mount_internal_apis(app, hops)
     return app
@@ -90,7 +92,7 @@ def _serve(listening: socket.socket) -> None:
 
 
 async def _ask(url: str, requests: int) -> None:
-    headers = {"authorization": f"Bearer {TOKEN}"}
+    headers = {"authorization": f"Bearer {TokenIssuer('gateway', TOKEN).token_for('scheduler')}"}
     body = Question(ids=[1, 2, 3]).model_dump(mode="json")
     left = iter(range(requests))
     async with aiohttp.ClientSession(headers=headers) as session:

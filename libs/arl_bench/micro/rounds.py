@@ -148,6 +148,7 @@ def _make_poll_result(sizes: RoundDriverSizes) -> PollResult:
     nodes = [
         NodeRow(
             id=number,
+            name=f"node-{number}",
             kind="cpu",
             url="http://node",
             epoch=UUID(int=number),

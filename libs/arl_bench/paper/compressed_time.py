@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean, quantiles
 from typing import Any
 
-import httpx
-
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import own_cpu_s
 from arl_bench.paper.simulated import level_name
@@ -210,8 +208,7 @@ def _to_sample(action: Action, took_s: float) -> ActionSample:
 
 
 async def _count_resizes(system: BenchSystem) -> int:
-    async with httpx.AsyncClient() as client:
-        text = (await client.get(f"{system.service_url('scheduler')}/metrics")).text
+    text = await system.read_metrics("scheduler")
     return sum(int(float(value)) for value in _RESIZES_METRIC.findall(text))
 
 

@@ -21,8 +21,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import httpx
-
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import own_cpu_s
 from arl_bench.rewards.noop_reward import score
@@ -173,8 +171,7 @@ async def _score_by_action(client: AsyncTangram, first: int, items: int) -> _Sco
 
 async def _model_cpu_s(system: BenchSystem) -> tuple[float, float]:
     """Return the CPU seconds of all forwards, and of the models including their forwards."""
-    async with httpx.AsyncClient() as http:
-        lines = (await http.get(f"{system.service_url('gpu')}/metrics")).raise_for_status().text.splitlines()
+    lines = (await system.read_metrics("gpu")).splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines)
     return float(found.get(FORWARD_METRIC, 0.0)), float(found.get(MODEL_METRIC, 0.0))
 

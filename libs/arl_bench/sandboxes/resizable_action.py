@@ -12,6 +12,7 @@ import httpx
 from arl_bench.harness.bench_system import BenchSystem
 from arl_bench.harness.process_usage import tree_run_s
 from arl_core.domain.states import ActionState
+from arl_kit.service_tokens import TokenIssuer, node_audience
 from arl_tangram.async_client import AsyncTangram
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import Unavailable
@@ -67,9 +68,19 @@ async def running_resizable_action(
         if action.state is ActionState.SETTLED:
             raise Unavailable(f"the action settled as {action.outcome} ({action.reason})")
         await asyncio.sleep(POLL_INTERVAL_S)
-    token = (system.directory / "tokens" / "scheduler").read_text()
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    async with httpx.AsyncClient(base_url=system.service_url("cpu"), headers=headers) as manager:
+    tokens, audience = TokenIssuer("scheduler", _scheduler_secret(system)), node_audience(node.name)
+
+    def sign(request: httpx.Request) -> httpx.Request:
+        """Add the scheduler's token for this node. It is renewed before it expires."""
+        request.headers["Authorization"] = f"Bearer {tokens.token_for(audience)}"
+        return request
+
+    headers = {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(base_url=system.service_url("cpu"), headers=headers, auth=sign) as manager:
         yield ResizableAction(manager, node.epoch, action.id, action.grant_no, system.process_pids()["cpu-launcher"])
     await client.cancel(action.id)
     await client.wait([action.id])
+
+
+def _scheduler_secret(system: BenchSystem) -> str:
+    return (system.directory / "tokens" / "scheduler").read_text()

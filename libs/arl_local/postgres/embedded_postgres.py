@@ -65,6 +65,9 @@ class EmbeddedPostgres:
         """Create a server. `settings` override its own by name; `root_base_dir` has the files of root's servers."""
         self.paths = PostgresPaths.for_state_dir(state_dir, root_base_dir=root_base_dir)
         self._settings = {**_SETTINGS, **(settings or {}), "unix_socket_directories": str(self.paths.sockets)}
+        if self.paths.client_group is not None:
+            # The directory admits only the services' group, to which the socket's owner does not belong.
+            self._settings["unix_socket_permissions"] = "0777"
 
     @property
     def account(self) -> UnixAccount | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arl_kit.child_process import UnixAccount
+from arl_local.service_accounts import service_group
 
 __all__ = [
     "ROOT_BASE_DIR",
@@ -47,6 +48,8 @@ class PostgresPaths:
     root: Path
     sockets: Path
     account: UnixAccount | None
+    client_group: int | None = None
+    """Group id of the services, which may use the socket if the server has a separate account."""
 
     @classmethod
     def for_state_dir(cls, state_dir: Path, *, root_base_dir: Path = ROOT_BASE_DIR) -> "PostgresPaths":
@@ -58,7 +61,8 @@ class PostgresPaths:
             # Existing files remain with their account, even if a preferred account has appeared since.
             owner = (root / "data").stat()
             account = UnixAccount(uid=owner.st_uid, gid=owner.st_gid)
-        return cls(root=root, sockets=short_enough_directory(root / "run"), account=account)
+        group = service_group(state_dir) if account is not None else None
+        return cls(root=root, sockets=short_enough_directory(root / "run"), account=account, client_group=group)
 
     @property
     def data(self) -> Path:
@@ -90,7 +94,7 @@ class PostgresPaths:
             except FileNotFoundError:  # another server's removal also removed the common parent
                 if attempt == _ATTEMPTS - 1:
                     raise
-        create_private_directory(self.sockets, self.account)
+        create_private_directory(self.sockets, self.account, group=self.client_group)
 
     def _create_root(self) -> None:
         mode = 0o755 if self.account else 0o700
@@ -119,8 +123,8 @@ def short_enough_directory(preferred: Path) -> Path:
     return _SHORT_DIR_PARENT / f"tangram-{os.geteuid()}-{_path_digest(preferred)}"
 
 
-def create_private_directory(path: Path, account: UnixAccount | None = None) -> None:
-    """Create a directory that only its owner can enter.
+def create_private_directory(path: Path, account: UnixAccount | None = None, *, group: int | None = None) -> None:
+    """Create a directory that only its owner, and with `group` its group, can enter.
 
     Raises `EmbeddedPostgresError` if `path` exists and is not a private directory of that owner.
     """
@@ -133,8 +137,12 @@ def create_private_directory(path: Path, account: UnixAccount | None = None) -> 
         if account:
             os.chown(path, account.uid, account.gid, follow_symlinks=False)
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o077:
+    allowed = 0o710 if group is not None and found.st_gid == group else 0o700
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o777 & ~allowed:
         raise EmbeddedPostgresError(f"{path} exists, and is not a private directory of uid {owner}; remove it")
+    if group is not None:
+        os.chown(path, owner, group, follow_symlinks=False)
+        path.chmod(0o710)
 
 
 def wheel_binaries() -> Path:

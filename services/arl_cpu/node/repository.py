@@ -63,10 +63,7 @@ POLL = text(f"""
                        and lost_at is null
                        and (delete_requested_at is not null
                             or (last_used_at < now() - make_interval(secs => idle_ttl_s)
-                                and not exists (select from actions
-                                                 where actions.queue_id = environments.queue_id
-                                                   and actions.trajectory = environments.trajectory
-                                                   and state <> 'settled')))) as e) as ending,
+                                and not has_unsettled_actions(id)))) as e) as ending,
            (select coalesce(json_agg(id), '[]')::text
               from snapshots
              where node_id = :node_id

@@ -48,7 +48,9 @@ class ExplanationService:
     async def _explain_wait(self, id: UUID) -> WaitExplanation | None:
         """Return None if the scheduler does not know the action or the action is not queued."""
         try:
-            content = await self._peers.call(f"{self._scheduler_url}/internal/explain", ExplainRequest(id=id))
+            content = await self._peers.call(
+                f"{self._scheduler_url}/internal/explain", ExplainRequest(id=id), audience="scheduler"
+            )
         except NotFound:
             return None
         answer = ExplainResponse.model_validate_json(content)
@@ -61,7 +63,9 @@ class ExplanationService:
         """Return None if the action does not straggle or the scheduler is unavailable."""
         try:
             content = await self._peers.call(
-                f"{self._scheduler_url}/internal/stragglers", FindStragglersRequest(limit=1, only=id)
+                f"{self._scheduler_url}/internal/stragglers",
+                FindStragglersRequest(limit=1, only=id),
+                audience="scheduler",
             )
         except Unavailable:
             return None

@@ -272,13 +272,13 @@ class ActionService:
         if action.settled_at is not None:
             return action
         body = CancelActionsRequest(project_id=caller.project_id, ids=[id])
-        await self._peers.call(f"{self._admission_url}/internal/cancel", body)
+        await self._peers.call(f"{self._admission_url}/internal/cancel", body, audience="admission")
         return await self._read(id, caller)
 
     async def end_trajectory(self, task: str, trajectory: str, caller: Caller) -> None:
         """Cancel a trajectory's actions and end its environment. Raises `NotFound` for an unknown trajectory."""
         body = EndTrajectoryRequest(project_id=caller.project_id, task=task, trajectory=trajectory)
-        content = await self._peers.call(f"{self._admission_url}/internal/end-trajectory", body)
+        content = await self._peers.call(f"{self._admission_url}/internal/end-trajectory", body, audience="admission")
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             page = await self.list(caller, task=task, trajectory=trajectory, state=None, cursor=None, limit=1)
             if not page.items:
@@ -311,7 +311,7 @@ class ActionService:
         return await self._call_admission(AdmitRequest.json_from_items(items))
 
     async def _call_admission(self, request: str) -> Sequence[AdmittedAction | TangramError]:
-        content = await self._peers.call(f"{self._admission_url}/internal/admit", request)
+        content = await self._peers.call(f"{self._admission_url}/internal/admit", request, audience="admission")
         self._failpoints.hit("gateway.after_admission_ack")
         answers = AdmitResponse.model_validate_json(content).items
         return [_admission_result(answer) for answer in answers]

@@ -39,7 +39,7 @@ class NodeAdmin:
         wish = InternalChangeNodeRequest(
             name=name, cordoned=request.cordoned, drain_deadline_s=request.drain_deadline_s
         )
-        content = await self._peers.call(f"{self._admission_url}/internal/change-node", wish)
+        content = await self._peers.call(f"{self._admission_url}/internal/change-node", wish, audience="admission")
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             raise NotFound(f"node {name!r} does not exist. `tangram nodes list` shows the nodes")
         async with self._store.write() as tx:
@@ -52,7 +52,9 @@ class NodeAdmin:
     async def remove(self, name: str, caller: Caller) -> None:
         """Remove a node. Raises `Conflict` while it is alive or in use, and `NotFound`."""
         _require_root_project(caller)
-        content = await self._peers.call(f"{self._admission_url}/internal/remove-node", RemoveNodeRequest(name=name))
+        content = await self._peers.call(
+            f"{self._admission_url}/internal/remove-node", RemoveNodeRequest(name=name), audience="admission"
+        )
         answer = RemoveNodeResponse.model_validate_json(content)
         if answer.kept_by is not None:
             raise Conflict(f"node {name!r} cannot be removed: {answer.kept_by}. Drain it and stop it first")

@@ -33,7 +33,7 @@ class ProjectAdmin:
         if not caller.is_root:
             raise Forbidden(f"projects can be changed only with a key of project `{ROOT_PROJECT}`")
         wish = InternalChangeProjectRequest(name=name, weight=request.weight)
-        content = await self._peers.call(f"{self._admission_url}/internal/change-project", wish)
+        content = await self._peers.call(f"{self._admission_url}/internal/change-project", wish, audience="admission")
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             raise NotFound(
                 f"project {name!r} does not exist. Its first key creates it: `tangram keys create --project {name}`"

@@ -43,7 +43,7 @@ class QueueAdmin:
             sets_quota=request.sets_quota,
             quota=request.quota,
         )
-        content = await self._peers.call(f"{self._admission_url}/internal/change-queue", body)
+        content = await self._peers.call(f"{self._admission_url}/internal/change-queue", body, audience="admission")
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             raise NotFound(f"task {task!r} has no queue: its first action creates it")
         async with self._store.write() as tx:

@@ -24,7 +24,7 @@ class CapacityService:
     async def plan(self, question: CapacityPlanQuery) -> CapacityPlan:
         """Estimate queueing delays. The numbers include the queued actions of all projects, which share the nodes."""
         ask = CapacityPlanRequest(question=question, without=await self._node_ids(question.exclude_node))
-        content = await self._peers.call(f"{self._scheduler_url}/internal/plan", ask)
+        content = await self._peers.call(f"{self._scheduler_url}/internal/plan", ask, audience="scheduler")
         return CapacityPlan.model_validate_json(content)
 
     async def _node_ids(self, names: list[str]) -> list[int]:
@@ -52,7 +52,9 @@ class StragglerService:
     async def list(self, caller: Caller) -> StragglerListResponse:
         """List the stragglers of the caller's project. Raises `Unavailable` while no scheduler leads."""
         content = await self._peers.call(
-            f"{self._scheduler_url}/internal/stragglers", FindStragglersRequest(limit=MAX_STRAGGLERS)
+            f"{self._scheduler_url}/internal/stragglers",
+            FindStragglersRequest(limit=MAX_STRAGGLERS),
+            audience="scheduler",
         )
         found = FindStragglersResponse.model_validate_json(content).stragglers
         if not found:

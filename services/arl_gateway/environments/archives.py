@@ -18,6 +18,7 @@ from arl_gateway.actions.service import ActionService, RequestTrace
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
+from arl_kit.service_tokens import node_audience
 from arl_wire.actions.action import Action, DemandSpec, EnvironmentSelector, SubmitActionRequest
 from arl_wire.environments.files import FileEntry, FileListResponse, UploadArchiveResponse
 from arl_wire.errors import BadRequest, Conflict, FieldError, TangramError, TooLarge
@@ -106,7 +107,8 @@ class ArchiveService:
         url = f"{row.node_url}/internal/transfers/{submitted.id}"
         try:
             async with AsyncExitStack() as held:
-                opening = asyncio.create_task(held.enter_async_context(self._peers.stream(url, about, body)))
+                stream = self._peers.stream(url, about, body, audience=node_audience(row.node))
+                opening = asyncio.create_task(held.enter_async_context(stream))
                 await self._wait_until_open(opening, submitted.id, caller)
                 yield await opening
         except BaseException:

@@ -55,7 +55,7 @@ class SnapshotService:
         """Delete a snapshot. Its node removes the files soon; environments that started from it are not affected."""
         await self.get(id, caller)
         wish = DeleteSnapshotRequest(project_id=caller.project_id, id=id)
-        await self._peers.call(f"{self._admission_url}/internal/delete-snapshot", wish)
+        await self._peers.call(f"{self._admission_url}/internal/delete-snapshot", wish, audience="admission")
 
 
 def _snapshot_from_row(row: Row) -> SnapshotInfo:

@@ -61,7 +61,9 @@ class RewardServiceAdmin:
         """Register a service. Raises `Conflict` if the name is taken."""
         _require_root_project(caller)
         content = await self._peers.call(
-            f"{self._admission_url}/internal/register-service", InternalRegisterServiceRequest(service=request)
+            f"{self._admission_url}/internal/register-service",
+            InternalRegisterServiceRequest(service=request),
+            audience="admission",
         )
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             message = f"reward service {request.name!r} already exists: unregister it first, or choose another name"
@@ -75,7 +77,9 @@ class RewardServiceAdmin:
         """Change the operation of a service. Raises `NotFound`."""
         _require_root_project(caller)
         content = await self._peers.call(
-            f"{self._admission_url}/internal/change-service", ServiceOperationRequest(name=name, verb=verb)
+            f"{self._admission_url}/internal/change-service",
+            ServiceOperationRequest(name=name, verb=verb),
+            audience="admission",
         )
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             raise _service_not_found(name)
@@ -88,7 +92,7 @@ class RewardServiceAdmin:
         """
         _require_root_project(caller)
         content = await self._peers.call(
-            f"{self._admission_url}/internal/remove-service", RemoveServiceRequest(name=name)
+            f"{self._admission_url}/internal/remove-service", RemoveServiceRequest(name=name), audience="admission"
         )
         answer = RemoveServiceResponse.model_validate_json(content)
         if answer.unsettled:

@@ -22,6 +22,7 @@ from arl_gateway.streaming.output_events import OutputEvents, StreamName, stream
 from arl_gateway.streaming.sse import EventSubscription, with_heartbeats
 from arl_kit.batcher import Batcher
 from arl_kit.service_client import ServiceClient
+from arl_kit.service_tokens import node_audience
 from arl_store.tx import PostgresStore, Row, is_temporary
 from arl_wire.actions.output_events import SendInputRequest, SendInputResponse
 from arl_wire.errors import (
@@ -184,7 +185,8 @@ class LogStreams:
                 await asyncio.sleep(RUNNING_POLL_S)
 
     async def _call_node(self, row: Row, path: str, body: BaseModel, parse: Callable[[bytes], ResponseT]) -> ResponseT:
-        return parse(await self._peers.call(f"{row.node_url}/internal/{path}", body))
+        url, audience = f"{row.node_url}/internal/{path}", node_audience(row.node)
+        return parse(await self._peers.call(url, body, audience=audience))
 
     async def _fetch_row(self, id: UUID, caller: Caller) -> Row:
         row = await self._reads.submit((caller.project_id, id))

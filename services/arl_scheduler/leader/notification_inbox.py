@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from arl_core.domain.model import Fence, Grant
 from arl_kit.service_client import ServiceClient
+from arl_kit.service_tokens import node_audience
 from arl_scheduler.queries.estimate_queries import RunDuration
 from arl_scheduler.queries.poll_result import NodeRow, PollResult
 from arl_wire.internal.node import GrantBatchRequest, GrantPayload, ResizeResult
@@ -101,8 +102,7 @@ def notify_grants(peers: ServiceClient, nodes: Mapping[int, NodeRow], grants: It
             )
         )
     for node_id, bodies in by_node.items():
-        node = nodes[node_id]
-        peers.notify(f"{node.url}/internal/grants", GrantBatchRequest(node_epoch=node.epoch, grants=bodies))
+        _notify_node(peers, nodes[node_id], bodies)
 
 
 def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], poll: PollResult) -> None:
@@ -110,5 +110,9 @@ def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], 
     for node_id in {
         row.node for row in poll.environments if row.is_delete_requested and not row.is_ended
     } & nodes.keys():
-        node = nodes[node_id]
-        peers.notify(f"{node.url}/internal/grants", GrantBatchRequest(node_epoch=node.epoch, grants=[]))
+        _notify_node(peers, nodes[node_id], [])
+
+
+def _notify_node(peers: ServiceClient, node: NodeRow, grants: list[GrantPayload]) -> None:
+    body = GrantBatchRequest(node_epoch=node.epoch, grants=grants)
+    peers.notify(f"{node.url}/internal/grants", body, audience=node_audience(node.name))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from arl_core.domain.model import Fence, ResizeDecision, Resources
 from arl_kit.service_client import ServiceClient
+from arl_kit.service_tokens import node_audience
 from arl_scheduler.index.allocations import Allocation, AllocationTable
 from arl_scheduler.leader.notification_inbox import NotificationInbox
 from arl_scheduler.queries.poll_result import NodeRow, ResizeUpdate
@@ -114,7 +115,9 @@ class ResizeCoordinator:
     async def _send_to_node(self, node: NodeRow, bodies: Sequence[ResizePayload]) -> None:
         try:
             content = await self._peers.call(
-                f"{node.url}/internal/resizes", ResizeBatchRequest(node_epoch=node.epoch, resizes=list(bodies))
+                f"{node.url}/internal/resizes",
+                ResizeBatchRequest(node_epoch=node.epoch, resizes=list(bodies)),
+                audience=node_audience(node.name),
             )
             self._mailbox.resized(ResizeBatchResponse.model_validate_json(content).answers)
         except Exception as error:  # noqa: BLE001 - the manager is asked again after any error

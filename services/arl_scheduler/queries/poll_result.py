@@ -61,6 +61,7 @@ class NodeRow:
     """A node with a heartbeat, as one poll read it."""
 
     id: int
+    name: str
     kind: str
     url: str
     epoch: UUID
@@ -264,6 +265,7 @@ def _parse_allocation(entry: Mapping[str, Any]) -> AllocationRow:
 def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
     return NodeRow(
         id=entry["id"],
+        name=entry["name"],
         kind=entry["kind"],
         url=entry["url"],
         epoch=parse_uuid(entry["epoch"]),

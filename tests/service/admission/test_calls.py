@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from arl_kit.service_client import ServiceClient
+from arl_kit.service_tokens import TokenIssuer
 from arl_wire.internal.scheduler import ResourcesFreedNotification
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -42,15 +43,15 @@ async def test_hanging_service_does_not_block_calls_to_other_services() -> None:
         writer.write(ANSWER)
         await writer.drain()
 
-    peers = ServiceClient("t" * 16, max_per_service=4)
+    peers = ServiceClient(TokenIssuer("cpu", "t" * 16), max_per_service=4)
     await peers.start()
     try:
         async with serving(hanging) as silent, serving(answering) as other:
             for _ in range(40):
-                peers.notify(silent, ResourcesFreedNotification(fences=[]))
+                peers.notify(silent, ResourcesFreedNotification(fences=[]), audience="scheduler")
             for _ in range(4):
                 await arrived.get()
-            assert await asyncio.wait_for(peers.call(other, "{}"), 2) == b"{}"
+            assert await asyncio.wait_for(peers.call(other, "{}", audience="scheduler"), 2) == b"{}"
             hang.set()
     finally:
         await peers.stop()

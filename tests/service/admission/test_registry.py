@@ -157,7 +157,7 @@ async def test_node_without_the_service_reports_its_reason_and_is_unavailable(ro
 
 
 class NothingRemoved:
-    async def call(self, *_: object) -> bytes:
+    async def call(self, *_: object, **__: object) -> bytes:
         return RemoveServiceResponse(removed=False, unsettled=0).model_dump_json().encode()
 
 

@@ -4,7 +4,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from hashlib import sha256
 
 import pytest
 import uvicorn
@@ -17,6 +16,7 @@ from arl_kit.app import create_app
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
+from arl_kit.service_tokens import TokenIssuer, pairwise_key
 from arl_kit.settings import ServiceSettings
 from arl_wire.errors import Conflict
 
@@ -28,9 +28,9 @@ LATEST_S = 20.0
 @contextlib.contextmanager
 def refusing(answered: threading.Event) -> Iterator[str]:
     """Run a service that refuses a body after its first bytes and sets `answered`; yield its URL."""
-    accept = {"gateway": sha256(TOKEN.encode()).hexdigest()}
+    accept = {"gateway": SecretStr(pairwise_key(TOKEN, "node/n"))}
     secrets = {"database_url": SecretStr("postgresql://none"), "service_token": SecretStr(TOKEN)}
-    hops = InternalApi(ServiceSettings(port=1, caller_token_hashes=accept, **secrets), "gateway")
+    hops = InternalApi(ServiceSettings(port=1, caller_keys=accept, **secrets), "gateway", audience="node/n")
 
     async def serve(request: Request) -> Response:
         async for _ in request.stream():
@@ -79,11 +79,11 @@ async def archive(answered: threading.Event) -> AsyncIterator[bytes]:
 
 async def test_refusal_during_an_upload_reaches_the_sender() -> None:
     answered = threading.Event()
-    peers = ServiceClient(TOKEN)
+    peers = ServiceClient(TokenIssuer("gateway", TOKEN))
     await peers.start()
     try:
         with refusing(answered) as url, pytest.raises(Conflict, match="'f' does not fit"):
-            async with peers.stream(url, {}, archive(answered)):
+            async with peers.stream(url, {}, archive(answered), audience="node/n"):
                 pass
     finally:
         await peers.stop()

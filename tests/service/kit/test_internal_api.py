@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from hashlib import sha256
 
 import httpx
 import pytest
@@ -14,8 +13,9 @@ from arl_kit.app import create_app
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
+from arl_kit.service_tokens import TokenIssuer, pairwise_key
 from arl_kit.settings import ServiceSettings
-from arl_wire.errors import Conflict, Unavailable
+from arl_wire.errors import Conflict, TangramError, Unavailable
 
 TOKEN = "a" * 32
 
@@ -52,13 +52,13 @@ async def caller() -> AsyncIterator[httpx.AsyncClient]:
         port=1,
         database_url="postgresql://nowhere",
         service_token=TOKEN,
-        caller_token_hashes={"cpu": sha256(TOKEN.encode()).hexdigest()},
+        caller_keys={"cpu": pairwise_key(TOKEN, "scheduler")},
     )
-    hops = InternalApi(settings, "cpu")
+    hops = InternalApi(settings, "cpu", audience="scheduler")
     hops.add_route("/internal/double", Asked, _answer)
     mount_internal_apis(app, hops)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    headers = {"authorization": f"Bearer {TOKEN}"}
+    headers = {"authorization": f"Bearer {TokenIssuer('cpu', TOKEN).token_for('scheduler')}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
         yield client
 
@@ -95,7 +95,7 @@ async def test_text_with_a_lone_surrogate_is_refused_with_its_field(caller: http
 def test_second_fast_route_with_the_same_path_is_refused() -> None:
     app = create_app(title="test", lifespan=_nothing, ready=_ready, max_body_bytes=100, metrics=Metrics())
     settings = ServiceSettings(port=1, database_url="postgresql://nowhere", service_token=TOKEN)
-    hops = [InternalApi(settings, name) for name in ("cpu", "gpu")]
+    hops = [InternalApi(settings, name, audience="scheduler") for name in ("cpu", "gpu")]
     for each in hops:
         each.add_route("/internal/double", Asked, _answer)
     with pytest.raises(ValueError, match="several fast routes have this path"):
@@ -120,11 +120,37 @@ async def test_unauthenticated_internal_call_is_unavailable_for_the_client() -> 
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    peers = ServiceClient(TOKEN)
+    peers = ServiceClient(TokenIssuer("cpu", TOKEN))
     await peers.start()
     try:
         with pytest.raises(Unavailable):
-            await peers.call(f"http://{host}:{port}/internal/double", Asked(number=1))
+            await peers.call(f"http://{host}:{port}/internal/double", Asked(number=1), audience="scheduler")
     finally:
         await peers.stop()
         await runner.cleanup()
+
+
+async def test_redirect_to_another_service_is_not_followed() -> None:
+    """A node that is taken over could otherwise send the gateway to addresses that only the gateway reaches."""
+    asked: list[str] = []
+
+    async def redirect(request: web.BaseRequest) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"location": "/internal/elsewhere"})
+
+    runner = web.ServerRunner(web.Server(redirect))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    peers = ServiceClient(TokenIssuer("gateway", TOKEN))
+    await peers.start()
+    try:
+        with pytest.raises(TangramError, match="status 307"):
+            await peers.call(f"http://{host}:{port}/internal/here", Asked(number=1), audience="node/n")
+        with pytest.raises(TangramError, match="status 307"):
+            async with peers.stream(f"http://{host}:{port}/internal/stream", {}, audience="node/n"):
+                pass
+    finally:
+        await peers.stop()
+        await runner.cleanup()
+    assert asked == ["/internal/here", "/internal/stream"]

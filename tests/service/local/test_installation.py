@@ -1,6 +1,8 @@
 """Test that a database belongs to one installation until another one takes it over explicitly."""
 
+import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +89,41 @@ async def test_second_state_directory_is_refused_until_it_takes_over(databases: 
         assert hand_out(database, tmp_path / "second").returncode == 0
     finally:
         await databases.drop(database)
+
+
+async def test_each_node_gets_its_own_role_and_keys(databases: Databases, tmp_path: Path) -> None:
+    database = await databases.empty("test_own_secrets")
+    try:
+        done = hand_out(database, tmp_path, "--node=cpu:n1", "--node=cpu:n2", "--node=api:broker")
+        assert done.returncode == 0, done.stderr
+        names = {"gateway", "admission", "scheduler", "n1", "n2", "broker"}
+        secrets = {name: secrets_in(tmp_path / "secrets" / name) for name in names}
+        assert {path.name for path in (tmp_path / "secrets").iterdir()} == names
+        assert len({each["database_url"] for each in secrets.values()}) == len(names)
+        assert secrets["n1"]["caller_keys"] != secrets["n2"]["caller_keys"]
+        assert json.loads(secrets["n1"]["caller_keys"]).keys() == {"scheduler", "gateway"}
+        for each in secrets.values():
+            connection = await asyncpg.connect(each["database_url"])
+            await connection.close()
+        before = secrets["n1"]
+        assert hand_out(database, tmp_path, "--node=cpu:n1", "--group-readable").returncode == 0
+        assert secrets_in(tmp_path / "secrets" / "n1", mode=0o640) == before
+    finally:
+        await databases.drop(database)
+
+
+@pytest.mark.parametrize("node", ["n1", "disk:n1", "cpu:", "cpu:a/b", "cpu:..", "cpu:gateway", f"cpu:{'n' * 129}"])
+def test_invalid_node_is_refused_before_anything_is_written(tmp_path: Path, node: str) -> None:
+    refused = hand_out("postgresql://nowhere", tmp_path, f"--node={node}")
+    assert (refused.returncode, "Traceback" in refused.stderr, list(tmp_path.iterdir())) == (1, False, [])
+    assert node in refused.stderr
+
+
+def secrets_in(directory: Path, *, mode: int = 0o600) -> dict[str, str]:
+    """Return the secret settings in a directory by name; check that nobody else can read them."""
+    paths = list(directory.iterdir())
+    assert {stat.S_IMODE(path.stat().st_mode) for path in paths} == {mode}
+    return {path.name.removeprefix("tangram_"): path.read_text() for path in paths}
 
 
 def hand_out(database: str, state: Path, *options: str) -> subprocess.CompletedProcess[str]:

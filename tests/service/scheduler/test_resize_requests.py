@@ -78,7 +78,7 @@ class Line:
     requests: list[tuple[ResizeBatchRequest, asyncio.Future[bytes]]] = field(default_factory=list)
     answers: list[tuple[bytes, asyncio.Future[bytes]]] = field(default_factory=list)
 
-    async def call(self, url: str, body: BaseModel) -> bytes:
+    async def call(self, url: str, body: BaseModel, *, audience: str) -> bytes:
         assert isinstance(body, ResizeBatchRequest)
         heard = asyncio.get_running_loop().create_future()
         self.requests.append((body, heard))

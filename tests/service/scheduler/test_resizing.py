@@ -71,7 +71,7 @@ class Line(RecordingPeers):
         self.before_saying: Callable[[], None] = lambda: None
         self.broke = asyncio.Event()
 
-    async def call(self, url: str, body: BaseModel) -> bytes:
+    async def call(self, url: str, body: BaseModel, *, audience: str) -> bytes:
         assert url.endswith("/internal/resizes")
         assert isinstance(body, ResizeBatchRequest)
         if self.says:

@@ -13,11 +13,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from arl_core.domain.states import TRANSITIONS, ActionOutcome, ActionState, ServiceRole
+from arl_core.domain.states import MANAGER_ROLES, TRANSITIONS, ActionOutcome, ActionState, ServiceRole
 from arl_store.guards import role_name
 from arl_store.migrate import role_url, upgrade
 from arl_store.tables import metadata
 from arl_store.values import uuid7
+from support.builders import EPOCH
 from support.postgres import PASSWORDS, CloneDatabase, Databases
 from support.rows import Rows, rows_in
 
@@ -65,8 +66,6 @@ def _update(change: Change) -> str:
         return f"update actions set {own} where id = $1"
     if role is ServiceRole.SCHEDULER and (old, new) == (ActionState.QUEUED, ActionState.GRANTED):
         own += ", grant_no = grant_no + 1, node_id = 1, amounts = '{}'"
-    elif role is ServiceRole.CPU:
-        own += ", node_id = 1, amounts = '{}'"
     settled = "null" if outcome is None else f"'{outcome}'"
     return f"update actions set state = '{new}', outcome = {settled}, {own} where id = $1"
 
@@ -76,7 +75,7 @@ async def _is_allowed(connection: asyncpg.Connection, change: Change, id: UUID) 
     trial = connection.transaction()
     await trial.start()
     try:
-        await connection.execute(_update(change), id)
+        return await connection.execute(_update(change), id) == "UPDATE 1"
     except asyncpg.InsufficientPrivilegeError:
         return False
     except asyncpg.CheckViolationError as error:
@@ -85,18 +84,34 @@ async def _is_allowed(connection: asyncpg.Connection, change: Change, id: UUID) 
         return False
     finally:
         await trial.rollback()
-    return True
+
+
+async def _register(connection: asyncpg.Connection, kind: str, name: str | None = None) -> int:
+    """Register a node under the role of the connection and return its id."""
+    statement = (
+        "insert into nodes (name, kind, url, epoch, driver, capacity) values ($1, $2, 'http://n', $3, 'd', '{}')"
+        " returning id"
+    )
+    return int(await connection.fetchval(statement, name or f"own-{kind}", kind, EPOCH))
 
 
 class TestTransitions:
     async def test_each_role_makes_exactly_its_allowed_transitions(
         self, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
+        nodes = {role: await _register(connections[role], role) for role in sorted(MANAGER_ROLES)}
         ids = {
-            state: await rows.action(state=state, outcome="ok" if state == "settled" else None) for state in ActionState
+            (state, role): await rows.action(
+                state=state,
+                outcome="ok" if state == "settled" else None,
+                **({"node_id": nodes[role], "amounts": {}} if role in nodes else {}),
+            )
+            for state, role in product(ActionState, ServiceRole)
         }
         possible = {
-            change for change in EVERY_CHANGE if await _is_allowed(connections[change[3]], change, ids[change[0]])
+            change
+            for change in EVERY_CHANGE
+            if await _is_allowed(connections[change[3]], change, ids[change[0], change[3]])
         }
         assert possible == ALLOWED
 

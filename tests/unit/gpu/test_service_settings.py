@@ -54,7 +54,7 @@ def test_gpu_device_without_torch_is_refused_with_advice(
     ("name", "value", "said"),
     [
         ("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES: unknown: bert. Available: minilm"),
-        ("TANGRAM_CALLER_TOKEN_HASHES", "{", "TANGRAM_CALLER_TOKEN_HASHES: is not valid JSON: Expecting property name"),
+        ("TANGRAM_CALLER_KEYS", "{", "TANGRAM_CALLER_KEYS: is not valid JSON: Expecting property name"),
         (
             "TANGRAM_ENGINES",
             '{"e": {"url": "http://x", "device_memory_mib": 1}}',

@@ -1,5 +1,6 @@
 """Settings can be read from files, so that no secret must be in an environment variable."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ def test_settings_missing_in_environment_are_read_from_files(tmp_path: Path, mon
     for name, value in (
         ("database_url", "postgresql://file"),
         ("service_token", "f" * 16),
-        ("caller_token_hashes", '{"a": "b"}'),
+        ("caller_keys", json.dumps({"a": "b" * 64})),
     ):
         (tmp_path / f"tangram_{name}").write_text(value)
     needed = {"PORT": "1", "ADMISSION_URL": "http://a", "SCHEDULER_URL": "http://s"}
@@ -22,7 +23,8 @@ def test_settings_missing_in_environment_are_read_from_files(tmp_path: Path, mon
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
     settings = load_settings(GatewaySettings)
     assert settings.database_url.get_secret_value() == "postgresql://environment"
-    assert (settings.service_token.get_secret_value(), settings.caller_token_hashes) == ("f" * 16, {"a": "b"})
+    assert settings.service_token.get_secret_value() == "f" * 16
+    assert settings.caller_keys["a"].get_secret_value() == "b" * 64
 
 
 def test_database_owner_password_can_be_in_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

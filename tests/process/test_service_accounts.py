@@ -1,0 +1,119 @@
+"""Test that a system started by root runs its services under unprivileged uids, and falls back if these cannot work."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from arl_kit.child_process import UnixAccount
+from arl_local.service_accounts import account_problem, service_accounts
+from arl_local.supervisor import ProcessSpec
+from support.conditions import eventually
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes under other uids")
+
+STRANGER = UnixAccount(uid=0x60000001, gid=0x60000000)
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def reachable_python(tmp_path: Path) -> str:
+    """Return an interpreter with our packages that any user can run, or skip the test."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for base in (sys.executable, f"/usr/bin/{version}"):
+        if os.path.exists(base) and _can_run(base):
+            break
+    else:
+        pytest.skip("no interpreter of this version that an unprivileged user can run")
+    venv = tmp_path / "venv"
+    subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True)
+    packages = [sysconfig.get_path("purelib"), str(CHECKOUT / "libs"), str(CHECKOUT / "services")]
+    (venv / "lib" / version / "site-packages" / "ours.pth").write_text("\n".join(packages) + "\n")
+    for place in (tmp_path, *tmp_path.parents):
+        if place.stat().st_mode & 0o005 != 0o005 and place != Path(tmp_path.anchor):
+            place.chmod(0o755)
+    return str(venv / "bin" / "python")
+
+
+@pytest.mark.slow
+async def test_services_of_root_run_under_unprivileged_uids_of_their_own(reachable_python: str, tmp_path: Path) -> None:
+    with running(reachable_python, tmp_path / "state") as state:
+        await eventually(lambda: _phase(state) == "ready", timeout_s=90)
+        assert (state / "service_account").read_text() == "own"
+        pids = {name: entry["pid"] for name, entry in _processes(state)["processes"].items()}
+        uids = {name: _ids_of(pids[name], "Uid") for name in ("gateway", "admission", "scheduler", "postgres")}
+        assert all(len(found) == 1 and 0 not in found for found in uids.values())
+        assert len(set.union(*uids.values())) == 4
+        assert _ids_of(pids["gateway"], "CapEff", base=16) == {0}
+        headers = {"authorization": f"Bearer {(state / 'api_key').read_text()}"}
+        url = json.loads((state / "endpoints.json").read_text())["gateway"]
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as api:
+            action = (await api.post("/v1/actions", json={"task": "t", "argv": ["true"]}, params={"wait": 50})).json()
+        assert action["outcome"] == "ok"
+
+
+def test_file_that_the_account_cannot_read_is_named(tmp_path: Path, reachable_python: str) -> None:
+    (secret := tmp_path / "certificate").touch(mode=0o600)
+    problem = account_problem([_spec(secret)], STRANGER, python=reachable_python)
+    assert problem == f"not readable: {secret}"
+
+
+def test_interpreter_that_the_account_cannot_run_is_a_problem(tmp_path: Path) -> None:
+    (closed := tmp_path / "python").touch(mode=0o700)
+    assert "Permission denied" in (account_problem([_spec(closed)], STRANGER, python=str(closed)) or "")
+
+
+def test_accounts_of_two_systems_differ(tmp_path: Path) -> None:
+    first, second = service_accounts(tmp_path / "a"), service_accounts(tmp_path / "b")
+    assert first.keys() == second.keys() == {"admission", "scheduler", "gateway"}
+    assert len({account.uid for account in (*first.values(), *second.values())}) == 6
+
+
+@contextmanager
+def running(python: str, state: Path) -> Iterator[Path]:
+    """Run a simulated machine with its own Postgres; remove it at the end."""
+    command = [python, "-m", "arl_local", "--dir", str(state), "--driver", "simulated"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield state
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        subprocess.run([python, "-m", "arl_local", "--dir", str(state), "--purge"], check=True)
+
+
+def _spec(path: Path) -> ProcessSpec:
+    env = {"TANGRAM_DATABASE_URL": "postgresql://nowhere", "OTEL_EXPORTER_OTLP_CERTIFICATE": str(path)}
+    return ProcessSpec(name="gateway", argv=("gateway",), env=env, ready="http://nowhere")
+
+
+def _processes(state: Path) -> dict[str, dict[str, dict[str, int]]]:
+    found: dict[str, dict[str, dict[str, int]]] = json.loads((state / "processes.json").read_text())
+    return found
+
+
+def _phase(state: Path) -> object:
+    return _processes(state)["phase"] if (state / "processes.json").exists() else None
+
+
+def _ids_of(pid: int, field: str, *, base: int = 10) -> set[int]:
+    """Return the numbers in a line of the process's status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith(f"{field}:")]
+    return {int(number, base) for number in line.split()[1:]}
+
+
+def _can_run(python: str) -> bool:
+    try:
+        done = subprocess.run([python, "-V"], user=STRANGER.uid, group=STRANGER.gid, extra_groups=[], check=False)
+    except PermissionError:
+        return False
+    return done.returncode == 0
