@@ -124,6 +124,45 @@ def _postprocess(document: Json) -> None:
         for status, response in operation["responses"].items():
             if examples := RESPONSE_EXAMPLES.get((operation["operationId"], status)):
                 _add_examples(response, examples)
+    _make_portable(document)
+
+
+def _make_portable(value: Any) -> None:
+    """Change schemas, at any depth, to forms that the generators of all languages read."""
+    if isinstance(value, list):
+        for each in value:
+            _make_portable(each)
+    if not isinstance(value, dict):
+        return
+    for name, each in value.items():
+        if name not in ("examples", "example", "default", "enum"):
+            _make_portable(each)
+    if value.get("type") in ("integer", "number") and "format" not in value:
+        value["format"] = _number_format(value)
+    choices = value.get("anyOf")
+    if isinstance(choices, list):
+        value.pop("default", None)  # Go cannot write a default of a union
+        if any(isinstance(choice, dict) and choice.get("type") == "array" for choice in choices):
+            del value["anyOf"]
+            said = f"{' or '.join(map(_choice_name, choices))}"
+            value["description"] = f"{value['description']}. {said}" if "description" in value else said
+
+
+def _number_format(schema: Json) -> str:
+    """Return the format that the range of a number needs. Without a format, generators choose 32 bits."""
+    if schema["type"] == "number":
+        return "double"
+    lows = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
+    highs = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    is_small = bool(lows and highs) and min(lows) >= -(2**31) and max(highs) < 2**31
+    return "int32" if is_small else "int64"
+
+
+def _choice_name(schema: Json) -> str:
+    """Return the name of one form. Java has no type for a union with an array, so the description names the forms."""
+    if schema.get("type") == "array":
+        return f"array of {_choice_name(schema.get('items', {}))}"
+    return str(schema.get("type") or schema.get("$ref", "value").rpartition("/")[2])
 
 
 def _add_examples(body: Json, examples: Mapping[str, Any]) -> None:

@@ -21,7 +21,13 @@ EVENT_SCHEMA = {
     "required": ["event", "data", "id"],
     "properties": dict.fromkeys(("event", "data", "id"), TEXT_SCHEMA),
 }
-EVENT_STREAM_CONTENT: dict[str, Any] = {"text/event-stream": {"itemSchema": EVENT_SCHEMA}}
+EVENT_STREAM_CONTENT: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {"type": "string", "description": "Server-sent events; `x-itemSchema` describes each"},
+        "x-itemSchema": EVENT_SCHEMA,
+    }
+}
+"""OpenAPI 3.2 calls it `itemSchema`; generators for 3.1 refuse that keyword."""
 LastEventId = Annotated[
     str | None,
     Header(

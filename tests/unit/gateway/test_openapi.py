@@ -44,6 +44,22 @@ def test_committed_openapi_document_matches_served_api() -> None:
     assert written == COMMITTED.read_bytes(), "the API has changed: run `make openapi`"
 
 
+def test_document_has_only_forms_that_generators_of_all_languages_read() -> None:
+    for schema in inside(DOCUMENT):
+        assert "itemSchema" not in schema, "OpenAPI 3.2"
+        if schema.get("type") in ("integer", "number"):
+            assert schema["format"] in ("int32", "int64", "double"), schema
+        choices = schema.get("anyOf", [])
+        assert not any(choice.get("type") == "array" for choice in choices), "Java has no such type"
+        assert not (choices and "default" in schema), "Go cannot write it"
+
+
+def test_integer_format_follows_from_the_range() -> None:
+    assert SCHEMAS["OutputStream"]["properties"]["total_bytes"]["format"] == "int64"
+    assert SCHEMAS["ActionResult"]["properties"]["exit_code"]["format"] == "int64"
+    assert SCHEMAS["SubmitActionRequest"]["properties"]["retries"]["format"] == "int32"
+
+
 def test_every_operation_has_unique_name_and_one_described_tag() -> None:
     described = {tag["name"] for tag in DOCUMENT["tags"]}
     assert len(OPERATIONS) == sum(len(path) for path in DOCUMENT["paths"].values())
