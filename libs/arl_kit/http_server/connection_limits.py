@@ -17,7 +17,7 @@ HEADER_TIMEOUT_S = 15.0
 STALLED_RESPONSE_S = 60.0
 """Seconds that a response may wait for a client that reads nothing."""
 MAX_HEADER_BYTES = 64 << 10
-MAX_UNREAD_BYTES = 64 << 20
+MAX_UNREAD_BYTES = 256 << 20
 """Bytes of a body that are discarded after an early response, so that its sender can read the response. More of them
 close the connection, and so does the time of a header.
 """
