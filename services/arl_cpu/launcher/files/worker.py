@@ -62,7 +62,7 @@ def run_worker(stream: int, mounts: int | None, request: Mapping[str, Any]) -> N
 
 
 def _lower_priority() -> None:
-    """Use CPU time that nobody else wants, also where no cgroup limits the worker."""
+    """Use CPU time that no other process needs, also where no cgroup limits the worker."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

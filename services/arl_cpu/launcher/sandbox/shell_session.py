@@ -54,7 +54,7 @@ UNATTENDED_VARIABLES = {
     "PIP_NO_INPUT": "1",
     "NPM_CONFIG_YES": "true",
 }
-"""Variables with which programs ask nobody. The template, the environment and the action may change them."""
+"""Variables with which programs ask for no input. The template, the environment and the action may change them."""
 NO_SHELL_MESSAGE = (
     "a session needs bash, which is not in the PATH of this environment; use argv or source, or another template"
 )

@@ -182,7 +182,7 @@ static int start_source(char *path, const int *files, int count)
     return spawn_action(argv, files, count, false);
 }
 
-/* Processes that earlier actions left occupy the process limit, so nobody could end them from inside. */
+/* Processes that earlier actions left occupy the process limit, so no program inside could start to end them. */
 static void end_leftovers(void)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
