@@ -219,7 +219,7 @@ class _SandboxAgent:
     def _spawn_with_room(self, action: AgentAction, stdio: tuple[int, ...]) -> int:
         """Start the action's first process.
 
-        If processes that earlier actions left occupy the process limit, end them: no program inside could start to do so.
+        If processes that earlier actions left occupy the process limit, end them. No program inside could start.
         """
         try:
             return self._spawn(action, stdio)
