@@ -23,6 +23,7 @@ from arl_kit.app import validation_failed
 
 __all__ = ["NOBODY", "FastRoute", "serve_by_path"]
 
+MAX_ERRORS = 1000
 NOBODY = 499
 """Status in the metrics for a client that disconnected."""
 
@@ -110,6 +111,11 @@ def _errors_by_field(model: type[BaseModel], content: bytes) -> list[Any]:
 
 
 def _errors_of(error: ValidationError) -> list[Any]:
+    if (count := error.error_count()) > MAX_ERRORS:
+        # Each error takes a kilobyte and 5 µs; a client cannot read so many.
+        return [
+            {"type": "too_many_errors", "loc": (), "msg": f"has {count} invalid values: check the types of its lists"}
+        ]
     return error.errors(include_url=False, include_input=False)
 
 

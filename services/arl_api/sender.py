@@ -140,6 +140,8 @@ class EndpointSender:
         """Return the headers in ASCII, other characters as %XX. Headers of one name are joined (RFC 9110, 5.3)."""
         shown: dict[str, str] = {}
         for name, value in headers.items():
+            if self._redactor.redact(name.encode()) != name.encode():
+                continue
             if name.lower() not in HIDDEN_HEADERS and (len(shown) < MAX_HEADERS or name.lower() in shown):
                 before = f"{shown[name.lower()]}, " if name.lower() in shown else ""
                 hidden = self._redactor.redact(value.encode("utf-8", "surrogateescape"))

@@ -181,6 +181,16 @@ BAD = [
     ),
     (
         "/reward-services/exact/verify",
+        {"response": {"output": [{"type": "output_text", "text": "x"}]}, "label": "x"},
+        "response.output.0.type",
+    ),
+    (
+        "/reward-services/exact/verify",
+        {"response": {"output": [{"role": "assistant"}]}, "label": "x"},
+        "response.output.0.content",
+    ),
+    (
+        "/reward-services/exact/verify",
         {"response": {"output": [{"role": "model", "content": "x"}]}, "label": "x"},
         "response.output.0.role",
     ),

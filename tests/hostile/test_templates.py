@@ -211,11 +211,21 @@ class TestSource:
         assert report.message is not None
         assert "no python3 in its PATH" in report.message
 
-    async def test_program_cannot_hide_python_to_escape_its_outcome(self, sandbox: Bench) -> None:
+    async def test_template_without_python_is_not_the_fault_of_a_later_program_either(self, sandbox: Bench) -> None:
         environment = an_environment(template="plain")
         await sandbox.run(a_command("true", environment=environment))
         report = await sandbox.run(a_program("print(1)", environment=environment))
-        assert report.outcome == "user_error"
+        assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
+        await sandbox.destroy(environment.id)
+
+    async def test_program_cannot_remove_python_to_escape_its_outcome(self, sandbox: Bench, tmp_path: Path) -> None:
+        root = a_root(tmp_path / "root", programs=("sh", "rm"), files={"usr/bin/python3": "#!/bin/sh\nexit 3\n"})
+        (root / "usr/bin/python3").chmod(0o755)
+        imported(sandbox, "removable", packed(root))
+        environment = an_environment(template="removable")
+        await sandbox.run(a_command("sh", "-c", "rm /usr/bin/python3", environment=environment))
+        report = await sandbox.run(a_program("print(1)", environment=environment))
+        assert report.outcome == "user_error", report
         await sandbox.destroy(environment.id)
 
     @pytest.mark.skipif(not PYTHON.exists(), reason="this machine has no /usr/bin/python3 to make an image of")

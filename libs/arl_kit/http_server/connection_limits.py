@@ -5,7 +5,7 @@ Uvicorn closes a connection that is idle after a response. It never closes one t
 
 import asyncio
 import resource
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -22,7 +22,9 @@ MAX_UNREAD_BYTES = 256 << 20
 close the connection, and so does the time of a header.
 """
 MAX_HALF_OPEN_PER_ADDRESS = 512
-"""Maximum connections of one address without a complete header. The oldest is closed for a new one."""
+"""Connections of one address without a complete header above which the oldest is closed for a new one."""
+MIN_HALF_OPEN_S = 2.0
+"""Seconds for which a connection without a complete header is never closed for another of its address."""
 MAX_CONNECTIONS = 16_384
 RESERVED_FILES = 256
 """File descriptors that are not available to clients: databases, other services, logs, files."""
@@ -39,6 +41,7 @@ class ConnectionLimits:
         max_header_bytes: int = MAX_HEADER_BYTES,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
         max_half_open_per_address: int = MAX_HALF_OPEN_PER_ADDRESS,
+        min_half_open_s: float = MIN_HALF_OPEN_S,
         max_connections: int | None = None,
     ) -> None:
         self.header_timeout_s = header_timeout_s
@@ -46,6 +49,7 @@ class ConnectionLimits:
         self.max_header_bytes = max_header_bytes
         self.max_unread_bytes = max_unread_bytes
         self.max_half_open_per_address = max_half_open_per_address
+        self.min_half_open_s = min_half_open_s
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files - RESERVED_FILES)
         self.max_connections = max_connections if max_connections is not None else max(64, most)
@@ -60,12 +64,14 @@ class ConnectionTable:
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.count = 0
+        self._per_address: Counter[str] = Counter()
         self._half_open: defaultdict[str, OrderedDict[LimitedHttpProtocol, None]] = defaultdict(OrderedDict)
-        self._idle: OrderedDict[LimitedHttpProtocol, None] = OrderedDict()
+        self._idle: defaultdict[str, OrderedDict[LimitedHttpProtocol, None]] = defaultdict(OrderedDict)
 
     def admit(self, connection: "LimitedHttpProtocol") -> bool:
         """Count a new connection, and close one that does nothing if there are too many. Return False if all work."""
         self.count += 1
+        self._per_address[connection.address] += 1
         self.mark_half_open(connection)
         if self.count <= self.limits.max_connections:
             return True
@@ -75,42 +81,53 @@ class ConnectionTable:
         return victim is not None
 
     def mark_half_open(self, connection: "LimitedHttpProtocol") -> None:
-        """Note that a connection waits for the rest of a header. Close the address's oldest one above the limit."""
-        self._idle.pop(connection, None)
+        """Note that a connection waits for the rest of a header. Close an old one of the address above its limit.
+
+        A server accepts many connections before it reads their requests, so young ones may have sent theirs.
+        """
+        _discard(self._idle, connection)
         waiting = self._half_open[connection.address]
         waiting[connection] = None
-        if len(waiting) > self.limits.max_half_open_per_address:
-            next(iter(waiting)).close_now()
+        if len(waiting) > self.limits.max_half_open_per_address and (oldest := next(iter(waiting))).is_old():
+            oldest.close_now()
 
     def mark_active(self, connection: "LimitedHttpProtocol") -> None:
         """Note that the header of a request is complete."""
-        self._idle.pop(connection, None)
-        self._remove_half_open(connection)
+        _discard(self._idle, connection)
+        _discard(self._half_open, connection)
 
     def mark_idle(self, connection: "LimitedHttpProtocol") -> None:
         """Note that a response is complete and no request waits."""
-        self._remove_half_open(connection)
-        self._idle[connection] = None
+        _discard(self._half_open, connection)
+        self._idle[connection.address][connection] = None
 
     def remove(self, connection: "LimitedHttpProtocol") -> None:
         """Forget a closed connection."""
         self.count -= 1
+        self._per_address[connection.address] -= 1
+        if not self._per_address[connection.address]:
+            del self._per_address[connection.address]
         self.mark_active(connection)
 
-    def _remove_half_open(self, connection: "LimitedHttpProtocol") -> None:
-        waiting = self._half_open.get(connection.address)
-        if waiting is not None:
-            waiting.pop(connection, None)
-            if not waiting:
-                del self._half_open[connection.address]
-
     def _oldest_inactive(self, newest: "LimitedHttpProtocol") -> "LimitedHttpProtocol | None":
-        """Return a half-open connection of the address with the most of them, or else the oldest idle one."""
-        busiest = max(self._half_open.values(), key=len)
-        oldest = next(iter(busiest))
-        if oldest is not newest:
-            return oldest
-        return next(iter(self._idle), None)
+        """Return an idle or half-open connection of the address that has the most connections, or else of any."""
+        busiest, _ = self._per_address.most_common(1)[0]
+        for address in (busiest, *self._idle, *self._half_open):
+            for table in (self._idle, self._half_open):
+                oldest = next(iter(table.get(address, ())), None)
+                if oldest is not None and oldest is not newest:
+                    return oldest
+        return None
+
+
+def _discard(
+    table: defaultdict[str, OrderedDict["LimitedHttpProtocol", None]], connection: "LimitedHttpProtocol"
+) -> None:
+    waiting = table.get(connection.address)
+    if waiting is not None:
+        waiting.pop(connection, None)
+        if not waiting:
+            del table[connection.address]
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -124,7 +141,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
-        self._unread_bytes = 0
+        self._unread_bytes = self._trailer_bytes = 0
+        self._opened_at = 0.0
         self._in_header = True
         self._in_body = False
         self._is_counted = False
@@ -134,6 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._is_counted = True
+        self._opened_at = self.loop.time()
         if self.table.admit(self):
             self._start_header_timer()
         else:
@@ -155,6 +174,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._header_bytes += len(data)
             if self._header_bytes > self.table.limits.max_header_bytes:
                 self._refuse(431, "The header of the request is too large.")
+        elif self._trailer_bytes > self.table.limits.max_header_bytes:
+            self.close_now()
         elif was_unread:
             self._unread_bytes += len(data)
             if self._unread_bytes > self.table.limits.max_unread_bytes:
@@ -168,9 +189,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_between_requests():
             self.table.mark_half_open(self)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field of the header. Fields after a chunked body are dropped, and limited like a header."""
+        if self._in_header:
+            super().on_header(name, value)
+        else:
+            self._trailer_bytes += len(name) + len(value) + len(": \r\n")
+
     def on_headers_complete(self) -> None:
         """Stop the limits of headers and start the request."""
-        self._in_header, self._in_body, self._unread_bytes = False, True, 0
+        self._in_header, self._in_body, self._unread_bytes, self._trailer_bytes = False, True, 0, 0
         self._stop_header_timer()
         self.table.mark_active(self)
         super().on_headers_complete()
@@ -199,6 +227,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+    def is_old(self) -> bool:
+        """Return True if the connection has had time to send a header."""
+        return self.loop.time() - self._opened_at >= self.table.limits.min_half_open_s
 
     def close_now(self) -> None:
         """Close the connection without a response."""

@@ -10,13 +10,14 @@ __all__ = ["JsonLimitExceeded", "JsonScanner", "JsonTooDeep"]
 
 MAX_DEPTH = 128
 MAX_VALUES = 200_000
-"""Maximum arrays, objects and strings. A batch of 1000 actions has about 40,000."""
+"""Maximum arrays, objects, strings and literals. A batch of 1000 actions has about 40,000."""
 MAX_NUMBERS = 4_000_000
 """Maximum numbers in arrays, such as token ids. Parsing a number takes a tenth of the time of other values."""
 MAX_MEMBERS = 10_000
 """Maximum members of one object. Each unknown member may become one validation error."""
 _TOKEN = re.compile(rb'["\[\]{}]|[^"\[\]{}]++')
 _STRING_PART = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_LITERALS = (b"null", b"true", b"false")
 _OPENING, _CLOSING, _QUOTE = b"[{", b"]}", ord('"')
 
 
@@ -25,7 +26,7 @@ class JsonLimitExceeded(Exception):
 
 
 class JsonTooDeep(Exception):
-    """The document has too many nested levels."""
+    """The document has too many nested levels, or is not UTF-8."""
 
 
 class JsonScanner:
@@ -42,6 +43,8 @@ class JsonScanner:
 
     def feed(self, part: bytes) -> None:
         """Scan the next part. Raises `JsonLimitExceeded` or `JsonTooDeep`."""
+        if b"\0" in part:
+            raise JsonTooDeep("must be UTF-8 without NUL characters")  # UTF-16 would hide its values from this scan
         at, length = 0, len(part)
         while at < length:
             if self._in_string:
@@ -62,6 +65,7 @@ class JsonScanner:
                     self._members.pop()
             else:
                 self._count_commas(found[0].count(b","))
+                self._count_values(sum(map(found[0].count, _LITERALS)))
 
     def _skip_string(self, part: bytes, at: int) -> int:
         """Return the position after the string, or after the part if the string continues."""

@@ -100,11 +100,6 @@ class ExecSpec:
     output_keep_bytes: int = 1 << 20
     output_kill_bytes: int = 64 << 20
 
-    @property
-    def runs_program(self) -> bool:
-        """Return True unless the attempt only moves files."""
-        return self.argv is not None or self.source is not None or self.session is not None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResize:

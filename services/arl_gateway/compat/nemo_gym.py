@@ -30,6 +30,16 @@ LABEL_FIELDS = ("expected_answer", "label", "ground_truth", "answer")
 """Dataset fields with the expected answer, in the order of the lookup."""
 DEFAULT_KINDS = ("classifier", "sequence-classifier")
 """Kinds that may serve as default. Verifiers must be named."""
+OTHER_ITEMS = frozenset(
+    {
+        *("reasoning", "compaction", "item_reference", "program", "program_output"),
+        *(f"{name}_call" for name in ("function", "custom_tool", "web_search", "file_search", "computer", "mcp")),
+        *(f"{name}_call" for name in ("code_interpreter", "image_generation", "local_shell", "shell", "apply_patch")),
+        *(f"{name}_call_output" for name in ("function", "custom_tool", "computer", "local_shell", "shell")),
+        *("apply_patch_call_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+    }
+)
+"""Types of OpenAI's output items that contain no answer."""
 OTHER_ROLES = ("user", "system", "developer", "tool")
 """Roles whose messages are not graded."""
 SERVICE_FIELD = "tangram_service"
@@ -122,9 +132,13 @@ def _assistant_texts(output: Any) -> list[str]:
         if not isinstance(kind, str):
             raise invalid_field(f"{field}.type", "is missing: send `message`, or the type of another output item")
         role = item.get("role", "assistant")
-        if kind != "message" or role in OTHER_ROLES:
+        if kind in OTHER_ITEMS or (kind == "message" and role in OTHER_ROLES):
             continue
+        if kind != "message":
+            raise invalid_field(f"{field}.type", "is not a type of an output item: send `message` for an answer")
         if role != "assistant":
             raise invalid_field(f"{field}.role", "must be `assistant` for a message that is graded")
-        texts.append(content_text(item.get("content"), field=f"{field}.content"))
+        if "content" not in item:
+            raise invalid_field(f"{field}.content", "is missing: send a text, null, or a list of parts")
+        texts.append(content_text(item["content"], field=f"{field}.content"))
     return texts

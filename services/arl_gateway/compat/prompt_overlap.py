@@ -13,6 +13,8 @@ MIN_OVERLAP = 24
 """Minimum characters of a shortened prompt in the query. Fewer could be the same by chance."""
 ANCHOR = 48
 """Characters at the end of a prompt that are searched in the query if other parts of the prompt differ."""
+ANCHOR_SLACK = 16
+"""Characters by which a prompt may be longer in the query, where decoding replaces a character by several."""
 _SPECIAL_TOKEN = re.compile(
     r"<[|｜][^<>|｜\s]{1,64}[|｜]>|</?s>|<(?:pad|bos|eos|unk|mask|start_of_turn|end_of_turn)>"
     r"|\[(?:PAD|CLS|SEP|UNK|MASK|BOS|EOS|gMASK)\]"
@@ -44,11 +46,13 @@ def _prompt_length(said: str, asked: str) -> int | None:
         return len(asked)
     if len(asked) < MIN_OVERLAP:
         return None
+    common = next((at for at, (one, other) in enumerate(zip(said, asked, strict=False)) if one != other), len(asked))
     overlap = _overlap(said, asked)
-    if overlap >= MIN_OVERLAP:
+    if overlap >= MIN_OVERLAP and overlap >= common:
         return overlap
+    # The query begins like the prompt, which is not shortened, but differs inside: its end is near its length.
     anchor = asked[-ANCHOR:]
-    found = said.find(anchor, 0, len(asked) + ANCHOR)
+    found = said.rfind(anchor, 0, len(asked) + ANCHOR_SLACK)
     return found + len(anchor) if found >= 0 else None
 
 

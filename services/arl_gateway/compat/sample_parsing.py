@@ -34,8 +34,9 @@ QUERY_KINDS = frozenset({"relevance", "reranker"})
 """Kinds whose reference is the prompt. For other kinds it is the label."""
 TEXT_FIELDS = ("text", "refusal")
 """Fields of a content part that contain the model's text."""
-_END_TOKENS = re.compile(r"(?:(?:<[|｜][^<>|｜\s]{1,64}[|｜]>|</s>|<eos>|<end_of_turn>|\[EOS\])\s*)+\Z")
-"""Special tokens at the end, which OpenRLHF and slime leave in responses. DeepSeek's contain full-width bars."""
+_END_TOKEN = re.compile(r"(?:<[|｜][^<>|｜\s]{1,64}[|｜]>|</s>|<eos>|<end_of_turn>|\[EOS\])\Z")
+"""A special token at the end, which OpenRLHF and slime leave in responses. DeepSeek's contain full-width bars."""
+MAX_END_TOKEN_CHARACTERS = 70
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,14 @@ def item_from_sample(kind: str, sample: TrainerSample, *, field: str) -> ScoreIt
 
 def strip_end_tokens(response: str) -> str:
     """Remove the special tokens at the end; they are not part of the answer."""
-    return _END_TOKENS.sub("", response)
+    end = kept = len(response)
+    while True:
+        while end > 0 and response[end - 1].isspace():
+            end -= 1
+        found = _END_TOKEN.search(response, max(0, end - MAX_END_TOKEN_CHARACTERS), end)
+        if found is None:
+            return response[:kept]
+        end = kept = found.start()
 
 
 def label_text(given: Any) -> str | None:

@@ -89,12 +89,32 @@ def test_connection_that_never_ends_its_header_is_refused_by_size() -> None:
 
 
 def test_half_open_connections_above_the_limit_close_the_oldest_of_their_address() -> None:
-    with contextlib.ExitStack() as opened, serving(ConnectionLimits(max_half_open_per_address=8)) as address:
+    with (
+        contextlib.ExitStack() as opened,
+        serving(ConnectionLimits(max_half_open_per_address=8, min_half_open_s=0)) as address,
+    ):
         waiting = [opened.enter_context(connect(address)) for _ in range(20)]
         assert all(read_all(each) == b"" for each in waiting[:12])
         assert request(waiting[-1]).startswith(b"HTTP/1.1 200")
         with connect(address) as another:
             assert request(another).startswith(b"HTTP/1.1 200")
+
+
+def test_burst_of_young_connections_above_the_limit_is_answered() -> None:
+    with contextlib.ExitStack() as opened, serving(ConnectionLimits(max_half_open_per_address=8)) as address:
+        waiting = [opened.enter_context(connect(address)) for _ in range(100)]
+        for each in waiting:
+            each.sendall(REQUEST)
+        assert all(each.recv(1 << 16).startswith(b"HTTP/1.1 200") for each in waiting)
+
+
+def test_endless_trailers_close_the_connection() -> None:
+    with serving(ConnectionLimits(max_header_bytes=1 << 10)) as address, connect(address) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                connection.sendall(b"a:b\r\n" * 100)
+        read_all(connection)
 
 
 def test_new_connection_replaces_an_inactive_one_above_the_total() -> None:

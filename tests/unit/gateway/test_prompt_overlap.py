@@ -63,6 +63,19 @@ def test_unknown_token_in_the_prompt_is_matched_by_the_end_of_the_prompt() -> No
     assert response_of(prompt.replace("\u2766", "<unk>") + ANSWER, prompt) == ANSWER
 
 
+def test_instruction_at_both_ends_of_a_prompt_does_not_hide_its_end() -> None:
+    instruction = "Put the final answer into a box and explain each step. "
+    prompt = f"{instruction}Q: how many \u2603 are there? {instruction}"
+    assert response_of(prompt.replace("\u2603", "\ufffd") + ANSWER, prompt) == ANSWER
+
+
+def test_examples_with_one_ending_do_not_become_the_response() -> None:
+    ending = "Think step by step and write the final number into a box.\n"
+    prompt = f"\u2603Q1: 1+1? {ending}A: \\boxed{{2}}\nQ2: 2+2? {ending}"
+    for first in ("<unk>", "#", ""):
+        assert response_of(first + prompt[1:] + "no idea", prompt) == "no idea"
+
+
 @pytest.mark.parametrize("prompt", ["Another question entirely, about a different matter?", "short one", "42 is"])
 def test_query_of_another_prompt_has_no_response(prompt: str) -> None:
     assert response_of("Six sevens are 42", prompt) is None

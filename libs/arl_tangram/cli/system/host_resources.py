@@ -15,6 +15,9 @@ __all__ = ["HostResourceScanner", "is_process_alive"]
 _FIRST_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
 _STALE_CHECK_S = 600.0
 
+SHARED_GROUPS = frozenset({"file-workers"})
+"""Cgroups of a launcher that belong to no environment."""
+
 
 class HostResourceScanner:
     """A scanner for the system in `directory` only. Nothing is cached: each call scans again."""
@@ -48,7 +51,9 @@ class HostResourceScanner:
         trees = self.cgroup_trees()
         groups = {path.name for tree in trees for path in _list_entries(tree) if path.is_dir()}
         ready = set(_read(str(self._launcher / "ready")).split())
-        return (groups | {path.name for path in _list_entries(self._launcher / "work")}) - ready, bool(trees)
+        return (groups | {path.name for path in _list_entries(self._launcher / "work")}) - ready - SHARED_GROUPS, bool(
+            trees
+        )
 
     def _is_launcher_alive(self) -> bool:
         """Return True if the launcher's lock is taken. A pid may be stale."""

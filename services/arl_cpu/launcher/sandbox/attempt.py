@@ -216,7 +216,7 @@ class SandboxAttempt:
                 pids_refused=usage.pids_refused - self.usage_before.pids_refused,
                 limit_if_failed=message.get("limit_if_failed"),
                 limit=message.get("limit"),
-                has_leftovers=self.has_leftovers,
+                has_leftovers=self.has_leftovers and self.exit_message is None,
             )
         )
         stderr = self.stderr.stream()

@@ -18,7 +18,7 @@ from arl_cpu.launcher.isolation.mounts import WORKSPACE
 from arl_cpu.launcher.linux.packet_channel import read_file
 from arl_cpu.launcher.linux.processes import ProcessInfo, pin_to_cores
 from arl_cpu.launcher.sandbox.attempt import OutputCapture, SandboxAttempt, StopCause
-from arl_cpu.launcher.sandbox.environment_template import template_variables
+from arl_cpu.launcher.sandbox.environment_template import has_program, template_variables
 from arl_cpu.launcher.sandbox.leftover_outputs import LeftoverOutputs
 from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
 from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxOwner, SandboxPool
@@ -58,8 +58,6 @@ class SandboxEnvironment:
         """Variables of every action in the environment."""
         self._leftover_outputs = LeftoverOutputs(host.loop, self._leftover_output_read)
         self._has_leftovers = False
-        self._has_run = False
-        """True once a program has run here, which may have changed the template's files."""
         self._shell_manager = ShellManager(
             host.loop, self._send_order, lambda: self._send({"op": "finish"}), self._append_terminal_output
         )
@@ -319,8 +317,9 @@ class SandboxEnvironment:
             self._settle_once_frozen(attempt, time.monotonic() + _FREEZE_LIMIT_S)
 
     def _attribute_missing(self, attempt: SandboxAttempt, text: str, message: dict[str, Any]) -> None:
-        """A template without the interpreter is not the program's fault. A program that removed it must not gain."""
-        if self._has_run or "PATH" in attempt.spec.env or "PATH" in self._variables:
+        """A template without the interpreter is not the program's fault. A program that removes it must not gain."""
+        name = "python3" if attempt.spec.source is not None else "bash"
+        if self._template is None or has_program(self._template, name):
             message["refused"] = text
             return
         attempt.cause = attempt.cause or "setup"
@@ -342,7 +341,6 @@ class SandboxEnvironment:
     def _settle(self, attempt: SandboxAttempt, *, lost: bool) -> None:
         """Report the attempt. All its processes are dead or frozen."""
         self.attempt = None
-        self._has_run |= attempt.spec.runs_program
         attempt.cancel_timer()
         attempt.finish()
         usage, peak_kib = attempt.usage_before, 0

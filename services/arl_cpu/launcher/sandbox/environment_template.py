@@ -10,7 +10,7 @@ from arl_cpu.launcher.linux import syscalls
 from arl_cpu.templates.template import HOST_TEMPLATE
 from arl_cpu.templates.template_store import LAYER_TREE, OpenTemplate, TemplateStore, UnknownTemplate
 
-__all__ = ["TemplateUnavailable", "layers_message", "open_template", "template_variables"]
+__all__ = ["TemplateUnavailable", "has_program", "layers_message", "open_template", "template_variables"]
 
 # Defaults of container runtimes.
 _VARIABLES = {
@@ -62,6 +62,17 @@ def template_variables(opened: OpenTemplate, workspace: str) -> Mapping[str, str
     """Return the variables of every process. Those of the action take precedence."""
     template = opened.template
     return {**_VARIABLES, "HOME": template.home or workspace, **template.env}
+
+
+def has_program(opened: OpenTemplate, name: str) -> bool:
+    """Return True if a layer of the template has a program of this name in a directory of its PATH.
+
+    Actions cannot change layers, so the answer does not depend on what has run in the environment.
+    """
+    path = opened.template.env.get("PATH", _VARIABLES["PATH"])
+    places = {each.strip("/") for each in path.split(":") if each.startswith("/")}
+    trees = [opened.layers / layer / LAYER_TREE for layer in opened.template.layers]
+    return any(os.path.lexists(tree / place / name) for tree in trees for place in places)
 
 
 def _idmapped_layers(directory: Path, agent_pid: int) -> int:

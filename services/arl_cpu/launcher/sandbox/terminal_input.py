@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from arl_cpu.launcher.linux.event_loop import EventLoop, LoopTimer
+from arl_cpu.launcher.linux.waiting_processes import is_waiting_for_keys
 from arl_cpu.launcher.sandbox.stdin_feed import StdinFeed
 
 __all__ = ["CompleteTerminalInput", "ReaderWatch", "modes_with_complete_input", "modes_without_input"]
@@ -22,7 +23,7 @@ _MAX_BUFFERED_BYTES = 3000
 _STEP_S, _MAX_STEP_S = 0.002, 0.05
 """Seconds between two looks at the terminal: while it takes input, and while nothing reads."""
 _READER_CHECK_S = 0.15
-_CHECKS_BEFORE_KILL = 8
+_CHECKS_BEFORE_HANGUP, _CHECKS_BEFORE_KILL = 6, 14
 _KEYS = (_END_OF_FILE, b"q")
 """Keys that end interpreters, and then pagers and monitors."""
 _GET_SESSION = 0x5429
@@ -102,10 +103,10 @@ class CompleteTerminalInput(StdinFeed):
 
 
 class ReaderWatch:
-    """A watch on programs that wait for a user at a terminal without input, such as editors and pagers.
+    """A watch on programs that wait for keys at a terminal without input, such as editors and pagers.
 
     A program that reads sees the end of file. One that has changed the terminal's modes to wait for keys gets the keys
-    Ctrl-D and `q`, and then a hang-up, like a program whose user has closed the terminal.
+    Ctrl-D and `q`, and then a hang-up, like a program whose terminal is closed.
     """
 
     def __init__(self, terminal: int, peer: int, loop: EventLoop) -> None:
@@ -125,11 +126,14 @@ class ReaderWatch:
             if not _waits_for_keys(termios.tcgetattr(self._peer)):
                 self._checks = 0
                 return
+            group, shell = os.tcgetpgrp(self._terminal), self._shell()
+            if group != shell and not is_waiting_for_keys(group):
+                self._checks = 0
+                return
             self._checks += 1
-            group = os.tcgetpgrp(self._terminal)
-            if self._checks <= len(_KEYS) or group == self._shell():
+            if self._checks <= len(_KEYS) or group == shell:
                 os.write(self._terminal, _KEYS[(self._checks - 1) % len(_KEYS)])
-            else:
+            elif self._checks > _CHECKS_BEFORE_HANGUP:
                 self._hang_up(group, signal.SIGHUP if self._checks < _CHECKS_BEFORE_KILL else signal.SIGKILL)
 
     def _shell(self) -> int:
@@ -138,14 +142,10 @@ class ReaderWatch:
         return int(session)
 
     def _hang_up(self, group: int, number: signal.Signals) -> None:
-        """End the programs in the foreground. Their group cannot be another one while its first process is open."""
-        leader = os.pidfd_open(group)
-        try:
-            if os.tcgetpgrp(self._terminal) == group:
-                os.killpg(group, number)
-                os.killpg(group, signal.SIGCONT)
-        finally:
-            os.close(leader)
+        """End the programs in the foreground, if they still are."""
+        if os.tcgetpgrp(self._terminal) == group:
+            os.killpg(group, number)
+            os.killpg(group, signal.SIGCONT)
 
 
 def modes_with_complete_input(modes: list[Any]) -> list[Any]:

@@ -6,10 +6,11 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from arl_gateway.compat.blocking_score import CompatRoute
 from arl_kit.app import validation_failed
-from arl_wire.errors import BadRequest, TangramError, Unprocessable
+from arl_wire.errors import BadRequest, FieldError, RequestTimeout, TangramError, TooLarge, Unprocessable
 
 __all__ = ["OpenAiErrorRoute", "OpenAiRoute"]
 
@@ -37,6 +38,8 @@ class OpenAiRoute(CompatRoute):
                 raise _add_openai_error(BadRequest(error.detail, errors=error.errors)) from error
             except TangramError as error:
                 raise _add_openai_error(error) from error
+            except HTTPException as error:
+                raise _add_openai_error(_body_error(error)) from error
 
         return handle_openly
 
@@ -56,8 +59,18 @@ class OpenAiErrorRoute(APIRoute):
                 raise _add_openai_error(validation_failed(error.errors())) from error
             except TangramError as error:
                 raise _add_openai_error(error) from error
+            except HTTPException as error:
+                raise _add_openai_error(_body_error(error)) from error
 
         return handle_openly
+
+
+def _body_error(error: HTTPException) -> TangramError:
+    """Return the typed error of a body that cannot be read. Raises the error if it is another one."""
+    for cls in (BadRequest, RequestTimeout, TooLarge):
+        if error.status_code == cls.status:
+            return cls(str(error.detail), errors=[FieldError(field="body", message=str(error.detail))])
+    raise error
 
 
 def _add_openai_error(error: TangramError) -> TangramError:
