@@ -25,6 +25,7 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
             "policy",
             "pod_cores",
             "trace_slow_s",
+            "trace_rounds",
             "leader_ttl_s",
             "node_ttl_s",
             "environment_loss_after_s",

@@ -6,9 +6,10 @@ wait`, `grant` (until the manager's running commit) and `process action` (its mo
 copies of weights for them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 from uuid import UUID
 
@@ -88,6 +89,12 @@ class ActionHistory(NamedTuple):
     state: ActionState
     created_at: datetime
     trajectory: str | None = None
+    step: int | None = None
+    labels: Mapping[str, str] = MappingProxyType({})
+    demand: Mapping[str, int] = MappingProxyType({})
+    """Demanded amount by resource, such as `cpu_milli`."""
+    exit_code: int | None = None
+    """Exit code of the program in the attempt that settled the action."""
     outcome: ActionOutcome | None = None
     reason: str | None = None
     settled_at: datetime | None = None
@@ -197,14 +204,24 @@ def _root_span(history: ActionHistory, span_id: bytes, parent_id: bytes | None, 
             ("messaging.destination.name", history.task),
             ("tangram.kind", history.kind),
             ("tangram.attempts", len(history.attempts)),
+            *((f"tangram.demand.{name}", amount) for name, amount in history.demand.items()),
             *((("tangram.outcome", history.outcome.value),) if history.outcome is not None else ()),
             *((("tangram.reason", history.reason),) if history.reason is not None else ()),
         ),
         unique_attributes=(
             ("messaging.message.id", str(history.id)),
-            *((("tangram.trajectory", history.trajectory),) if history.trajectory is not None else ()),
+            *_trajectory_attributes(history),
+            *((f"tangram.label.{name}", value) for name, value in history.labels.items()),
         ),
     )
+
+
+def _trajectory_attributes(history: ActionHistory) -> Iterator[tuple[str, str | int]]:
+    """Yield the trajectory and the step. `session.id` is the name for a trajectory in OpenTelemetry's conventions."""
+    if history.trajectory is not None:
+        yield from (("session.id", history.trajectory), ("tangram.trajectory", history.trajectory))
+    if history.step is not None:
+        yield "tangram.step", history.step
 
 
 def _attempt_spans(
@@ -236,10 +253,20 @@ def _attempt_spans(
             kind="consumer",
             attempt=number,
             error=error if attempt is history.current_attempt else attempt.reason,
-            attributes=(("messaging.system", "tangram"), ("messaging.operation.type", "process"), *on_node),
+            attributes=(
+                *(("messaging.system", "tangram"), ("messaging.operation.type", "process"), *on_node),
+                *_exit_attributes(history, attempt),
+            ),
         )
         if attempt is history.current_attempt:
             yield from _stage_spans(history, number, process, begun)
+
+
+def _exit_attributes(history: ActionHistory, attempt: AttemptRecord) -> Attributes:
+    """Return the exit code of the program; only the attempt that settled the action has one."""
+    if attempt is not history.current_attempt or history.exit_code is None:
+        return ()
+    return (("process.exit.code", history.exit_code),)
 
 
 def _stage_spans(

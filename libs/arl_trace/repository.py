@@ -19,6 +19,13 @@ __all__ = ["histories", "history_of", "recently_settled", "traceparents"]
 HISTORIES = text("""
     select a.id, a.project_id, q.task, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, n.name as node,
            a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us, s.traceparent, s.tracestate,
+           s.step, nullif(s.labels, '{}')::text as labels, s.demand::text as demand,
+           case when a.kind = 'exec' and a.state = 'settled'
+                then (select r.exit_code
+                        from action_results as r
+                       where r.id = a.id
+                         and r.id = any(cast(:ids as uuid[]))
+                         and r.grant_no = a.grant_no) end as exit_code,
            case when a.kind in ('score', 'call') and a.state = 'settled'
                 then (select r.timeline::text
                         from action_results as r
@@ -85,6 +92,10 @@ def history_of(row: Row) -> ActionHistory:
         state=ActionState(row["state"]),
         created_at=row["created_at"],
         trajectory=row["trajectory"],
+        step=row["step"],
+        labels=json.loads(row["labels"] or "{}"),
+        demand=json.loads(row["demand"]),
+        exit_code=row["exit_code"],
         outcome=ActionOutcome(outcome) if outcome is not None else None,
         reason=row["reason"],
         settled_at=row["settled_at"],

@@ -38,7 +38,8 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
     if pipeline is not None:
         rows = open_store(url, name="scheduler-traces", pool_size=1)
         exporter = Exporter(rows, pipeline, version=VERSION, slow_s=settings.trace_slow_s, metrics=metrics)
-    rounds = SchedulingLoop(store, peers, notifier, settings, policy, metrics=metrics, traces=SchedulerTraces(exporter))
+    traces = SchedulerTraces(exporter, with_rounds=settings.trace_rounds)
+    rounds = SchedulingLoop(store, peers, notifier, settings, policy, metrics=metrics, traces=traces)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -46,6 +46,10 @@ class SchedulerSettings(ServiceSettings):
         gt=0,
         description="Action completion time in seconds above which an action is always traced, as are failed actions",
     )
+    trace_rounds: bool = Field(
+        default=False,
+        description="True to export each scheduling round as a trace of its own, linked with the actions it granted",
+    )
 
     @property
     def pod_cpu_milli(self) -> int:

@@ -45,6 +45,7 @@ async def system(databases: Databases, collector: Collector) -> AsyncIterator[Sy
         "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=test",
         "OTEL_TRACES_SAMPLER": "parentbased_always_on",
         "TANGRAM_NODE_TTL_S": "2",
+        "TANGRAM_TRACE_ROUNDS": "true",
     }
     overrides = {"scheduler": exports, "cpu": {"TANGRAM_NODE_TTL_S": "2", "TANGRAM_BEAT_S": "0.4"}}
     async with running_system(owner_url, cores=64, overrides=overrides) as system:
@@ -141,6 +142,26 @@ class TestExport:
             assert sent.span_id.hex() == span["span_id"]
             assert sent.start_time_unix_nano == nanoseconds(span["started_at"])
             assert sent.end_time_unix_nano == nanoseconds(span["ended_at"])
+
+    async def test_spans_carry_trajectory_step_labels_demand_and_exit_code(
+        self, api: httpx.AsyncClient, collector: Collector
+    ) -> None:
+        trace_id = secrets.token_hex(16)
+        context = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+        told = {"trajectory": "rollout-7", "step": 3, "labels": {"suite": "hard"}, "argv": ["true"]}
+        action = await settled(api, {**TRUE, **told}, **context)
+        await collector.until(lambda: len(collector.of_trace(trace_id)) == 5)
+        spans = {span.name: span for span in collector.of_trace(trace_id)}
+        first, ran = (
+            {each.key: each.value.string_value or each.value.int_value for each in spans[name].attributes}
+            for name in ("create action", "process action")
+        )
+        assert first["session.id"] == first["tangram.trajectory"] == "rollout-7"
+        assert (first["tangram.step"], first["tangram.label.suite"]) == (3, "hard")
+        assert first["tangram.demand.cpu_milli"] == 100
+        assert ran["process.exit.code"] == 0
+        of_trace = named(await trace_of(api, action["id"]))
+        assert of_trace["process action"]["attributes"]["process.exit.code"] == "0"
 
     async def test_span_of_the_python_client_is_the_parent(self, system: System, collector: Collector) -> None:
         tracer = TracerProvider(shutdown_on_exit=False).get_tracer("trainer")

@@ -12,10 +12,14 @@ __all__ = ["SchedulerTraces"]
 
 
 class SchedulerTraces:
-    """A recorder of traces. If there is no exporter, nothing is kept or read."""
+    """A recorder of traces. If there is no exporter, nothing is kept or read.
 
-    def __init__(self, exporter: Exporter | None = None) -> None:
+    Rounds are recorded only if `with_rounds` is True: a busy scheduler makes many of them.
+    """
+
+    def __init__(self, exporter: Exporter | None = None, *, with_rounds: bool = False) -> None:
         self._exporter = exporter
+        self._with_rounds = with_rounds
 
     def reset(self) -> None:
         """Look back for actions that settled before the index was rebuilt."""
@@ -35,7 +39,7 @@ class SchedulerTraces:
 
     def export_round(self, grants: Sequence[Grant], *, started: float, decided: float, ended: float) -> None:
         """Record a committed round, with times of the database's clock. Its notifications belong to the same trace."""
-        if self._exporter is None:
+        if self._exporter is None or not self._with_rounds:
             return
         _, trace_id, span_id, _ = (current_traceparent.get() or new_traceparent()).split("-")
         link = bytes.fromhex(trace_id), bytes.fromhex(span_id)

@@ -72,6 +72,14 @@ def test_spans_have_ids_and_times_of_the_rows() -> None:
     ]
 
 
+def test_exit_code_belongs_to_the_attempt_that_settled_the_action() -> None:
+    lost = AttemptRecord(grant_no=1, node="n", granted_at=at(1), started_at=at(2), ended_at=at(3), reason="node_lost")
+    last = AttemptRecord(grant_no=2, node="n", granted_at=at(4), started_at=at(5), ended_at=at(9))
+    spans = built(a_life(exit_code=4, earlier_attempts=(lost,), current_attempt=last))
+    codes = [(span.attributes or {}).get("process.exit.code") for span in spans if span.name == "process action"]
+    assert codes == [None, 4]
+
+
 def test_root_span_has_client_parent_and_others_as_children() -> None:
     root, *others = built(a_life(tracestate="vendor=1"))
     assert root.parent is not None
