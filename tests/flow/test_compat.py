@@ -170,6 +170,9 @@ BAD = [
     ("/reward-services/minilm/v1/completions", {"prompt": [[1, 2]], "prompt_logprobs": 1}, "prompt.0"),
     ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "max_tokens": 2}, "max_tokens"),
     ("/classify", {"messages": []}, "messages"),
+    ("/score", {"text_1": [], "text_2": ["x"]}, "text_1"),
+    ("/score", {"text_1": "x", "text_2": []}, "text_2"),
+    ("/rerank", {"query": "x", "documents": []}, "documents"),
     ("/classify", {"input": "x" * (MAX_CHARACTERS + 1)}, "input"),
     ("/reward-services/minilm/verify", {"response": {"output": None}, "label": "x"}, "response.output"),
     ("/reward-services/minilm/verify", {"response": {"output": "x"}, "label": "x"}, "response.output"),
@@ -278,13 +281,41 @@ class TestVllm:
         for model in ("quality", "", None):
             said = await json_of(api, "/classify", {"model": model, "input": TEXTS[0]})
             assert said["data"][-1]["probs"][-1] == about(score)
-        for name in ("activation", "use_activation"):
+        for name in ("activation", "use_activation", "softmax"):
             said = await json_of(api, "/classify", {"input": TEXTS[0], name: False})
             assert said["data"][-1]["probs"][-1] == about(math.log(score / (1 - score)))
         said = await json_of(api, "/v1/embeddings", {"model": "quality", "input": TEXTS[0]})
         assert said["data"][-1]["embedding"][-1] == about(score)
         said = await json_of(api, "/pooling", {"input": [TEXTS[0], TEXTS[1]], "encoding_format": "base64"})
         assert np.frombuffer(b64decode(said["data"][0]["data"]), "<f4")[-1] == about(score)
+
+    async def test_empty_list_of_inputs_gives_an_empty_list_of_results(self, api: httpx.AsyncClient) -> None:
+        for path in ("/classify", "/pooling", "/v1/embeddings"):
+            said = await json_of(api, path, {"model": "quality", "input": []})
+            assert (said["object"], said["data"]) == ("list", [])
+
+    @pytest.mark.parametrize(
+        ("path", "option"),
+        [
+            ("/classify", {"truncate_prompt_tokens": 16}),
+            ("/pooling", {"add_special_tokens": False}),
+            ("/v1/embeddings", {"normalize": True}),
+            ("/score", {"truncate_prompt_tokens": 16}),
+            ("/rerank", {"max_tokens_per_doc": 16}),
+        ],
+    )
+    async def test_option_that_would_change_a_score_is_refused(
+        self, api: httpx.AsyncClient, path: str, option: dict[str, Any]
+    ) -> None:
+        body = {"input": "x", "text_1": "x", "text_2": "y", "query": "x", "documents": ["y"]}
+        answer = await api.post(path, json=body | option)
+        assert (answer.status_code, [each["field"] for each in answer.json()["errors"]]) == (422, list(option))
+
+    async def test_option_that_changes_no_score_is_accepted(self, api: httpx.AsyncClient) -> None:
+        options = {"truncate_prompt_tokens": -1, "add_special_tokens": True, "normalize": None}
+        plain = await json_of(api, "/classify", {"model": "quality", "input": TEXTS[0]})
+        said = await json_of(api, "/classify", {"model": "quality", "input": TEXTS[0], **options})
+        assert said["data"] == plain["data"]
 
     async def test_embedding_with_fewer_dimensions_is_refused(self, api: httpx.AsyncClient) -> None:
         answer = await api.post("/v1/embeddings", json={"model": "quality", "input": "x", "dimensions": 8})

@@ -2,7 +2,7 @@
 
 `verl/experimental/reward_loop/reward_loop.py` of verl-project/verl reads `data[-1].probs[-1]` of `/classify` and
 `data[-1].embedding[-1]` of `/v1/embeddings`. It waits without a timeout, retries after a 5xx and fails on a 4xx.
-Unknown fields are ignored, like in vLLM.
+Unknown fields are ignored, like in vLLM. An option that would change a score is refused (`scoring_options`).
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import Field
 
 from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
 from arl_gateway.compat.sample_parsing import (
@@ -25,6 +25,7 @@ from arl_gateway.compat.sample_parsing import (
     require_score,
     text_item,
 )
+from arl_gateway.compat.scoring_options import ScoringOptions, refuse_unsupported_options
 from arl_gateway.compat.target import RewardTarget, resolve_target
 from arl_gateway.http.auth import Caller
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
@@ -44,7 +45,7 @@ DOCUMENTED_ERRORS = error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotS
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
-class PoolingRequest(BaseModel):
+class PoolingRequest(ScoringOptions):
     """A pooling request: `input` with texts or token ids, or one conversation as `messages`."""
 
     model: str | None = None
@@ -53,11 +54,6 @@ class PoolingRequest(BaseModel):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
         default=None, description="Not supported: the number of dimensions is that of the service's head"
-    )
-    use_activation: bool | None = Field(
-        default=None,
-        validation_alias=AliasChoices("use_activation", "activation"),
-        description="False to return raw logits. Absent: the setting of the service",
     )
 
 
@@ -131,6 +127,7 @@ async def embeddings(body: PoolingRequest, caller: Writer, request: Request, res
 async def _score_inputs(
     body: PoolingRequest, caller: Caller, request: Request, response: Response
 ) -> tuple[RewardTarget, Sequence[Score]]:
+    refuse_unsupported_options(body)
     place = await resolve_target(request, CLASSIFIER_KINDS, model=body.model)
     items = _parse_items(body, place.service.kind)
     return place, await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)

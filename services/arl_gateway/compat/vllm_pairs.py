@@ -9,13 +9,15 @@ from pydantic import BaseModel, Field
 
 from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
 from arl_gateway.compat.sample_parsing import pair_item, require_score, text_item
-from arl_gateway.compat.target import resolve_target
-from arl_gateway.compat.vllm import DOCUMENTED_ERRORS, TIMEOUT_S, list_response
+from arl_gateway.compat.scoring_options import ScoringOptions, refuse_unsupported_options
+from arl_gateway.compat.target import RewardTarget, resolve_target
+from arl_gateway.compat.vllm import DOCUMENTED_ERRORS, TIMEOUT_S, apply_activation, list_response
 from arl_gateway.http.auth import Caller
 from arl_gateway.http.dependencies import Writer
 from arl_wire.errors import FieldError, ValidationFailed
+from arl_wire.scores import Score
 
-__all__ = ["router"]
+__all__ = ["pair_scores", "router"]
 
 COMPARING_KINDS = ("reranker", "relevance")
 TEACHER_KINDS = ("logprobs",)
@@ -24,7 +26,7 @@ TextInput = str | list[str]
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
-class PairScoreRequest(BaseModel):
+class PairScoreRequest(ScoringOptions):
     """A pair request: vLLM's `text_1` and `text_2` and its later names, or SGLang's `query` and `items`."""
 
     model: str | None = None
@@ -47,7 +49,7 @@ class RerankDocument(BaseModel):
     text: str
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(ScoringOptions):
     """Documents to sort by relevance to a query."""
 
     model: str | None = None
@@ -69,13 +71,14 @@ async def score_texts(body: PairScoreRequest, caller: Writer, request: Request, 
 
     Returns 422 if a pair cannot be scored, and 503 after an infrastructure error.
     """
+    refuse_unsupported_options(body)
     if body.label_token_ids is not None:
         return await _score_labels(body, caller, request, response)
     place = await resolve_target(request, COMPARING_KINDS, model=body.model)
     pairs = _parse_pairs(body)
     items = [pair_item(place.service.kind, query, text, field="text_1") for query, text in pairs]
     entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
-    numbers = [require_score(entry, at) for at, entry in enumerate(entries)]
+    numbers = pair_scores(entries, place, body.use_activation)
     if body.query is not None:
         usage = {"prompt_tokens": 0, "total_tokens": 0}
         scoring = {"scores": [[each] for each in numbers], "model": place.service.name, "usage": usage}
@@ -98,15 +101,27 @@ async def rerank(body: RerankRequest, caller: Writer, request: Request, response
 
     Returns 422 if a document cannot be scored, and 503 after an infrastructure error.
     """
+    refuse_unsupported_options(body)
     place = await resolve_target(request, COMPARING_KINDS, model=body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     items = [pair_item(place.service.kind, body.query, text, field=f"documents.{at}") for at, text in enumerate(texts)]
     entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
-    numbers = [require_score(entry, at) for at, entry in enumerate(entries)]
+    numbers = pair_scores(entries, place, body.use_activation)
     order = sorted(range(len(numbers)), key=lambda at: (-numbers[at], at))[: body.top_n or None]
     results = [{"index": at, "document": {"text": texts[at]}, "relevance_score": numbers[at]} for at in order]
     content = list_response("rerank", place, results=results)
     return json_response({name: content[name] for name in ("id", "model", "usage", "results")}, response)
+
+
+def pair_scores(entries: Sequence[Score], target: RewardTarget, activation: bool | None) -> list[float]:
+    """Return the score of each pair. A `relevance` is a cosine similarity, which has no activation."""
+    numbers = [require_score(entry, at) for at, entry in enumerate(entries)]
+    if target.service.kind == "relevance":
+        return numbers
+    return [
+        number if entry.error is not None else apply_activation([number], target.service, activation)[0]
+        for number, entry in zip(numbers, entries, strict=True)
+    ]
 
 
 async def _score_labels(body: PairScoreRequest, caller: Caller, request: Request, response: Response) -> Response:
@@ -168,6 +183,9 @@ def _parse_pairs(body: PairScoreRequest) -> list[tuple[str, str]]:
 
 def _parse_texts(given: Any, field: str) -> list[str]:
     texts: list[Any] = [given] if isinstance(given, str) else given
+    if not texts:
+        message = "is empty: give at least one text"
+        raise ValidationFailed(f"{field} {message}", errors=[FieldError(field=field, message=message)])
     if not all(isinstance(each, str) for each in texts):
         message = "has tokens, which are allowed only with label_token_ids: give texts"
         raise ValidationFailed(f"{field} {message}", errors=[FieldError(field=field, message=message)])
