@@ -20,7 +20,7 @@ from arl_tangram import (
     score_action,
     scores_of,
 )
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_RUNNING, EXIT_USAGE
 from arl_tangram.options import EnvironmentOptions
 from support.builders import numbered
 from support.images import a_root, an_oci_layout, packed
@@ -160,6 +160,40 @@ class TestSystem:
         supervisor = machine.status()["supervisor"]
         assert json.loads(machine.cli("up", "-d", "-o", "json").stdout)["state"] == "already up"
         assert machine.status()["supervisor"] == supervisor
+
+    def test_second_up_refuses_settings(self, machine: Machine) -> None:
+        for settings in (("--host", "0.0.0.0"), ("--port", "9999"), ("--cores", "1")):
+            done = machine.cli("up", "-d", *settings, check=False)
+            assert (done.returncode, "tangram down" in done.stderr) == (EXIT_USAGE, True)
+
+    def test_status_asks_the_system_in_tangram_url(self, machine: Machine, tmp_path: Path) -> None:
+        url = machine.status()["endpoints"]["gateway"]
+        done = Machine(tmp_path).cli("status", "-o", "json", variables={"TANGRAM_URL": url})
+        assert json.loads(done.stdout) == {"url": url, "running": True, "ready": True, "message": ""}
+        local = machine.cli("status", "-o", "json", variables={"TANGRAM_URL": url})
+        assert json.loads(local.stdout)["directory"] == str(machine.directory)
+        away = machine.cli("status", check=False, variables={"TANGRAM_URL": "http://127.0.0.1:9"})
+        assert (away.returncode, "not running at http://127.0.0.1:9" in away.stdout) == (EXIT_NOT_RUNNING, True)
+        wrong = machine.cli("status", check=False, variables={"TANGRAM_URL": "gateway"})
+        assert (wrong.returncode, "is not the address of a gateway" in wrong.stderr) == (EXIT_USAGE, True)
+
+    def test_explicit_state_directory_wins_over_tangram_url(self, machine: Machine) -> None:
+        variables = {"TANGRAM_URL": "http://127.0.0.1:9"}
+        done = machine.cli("status", "--dir", str(machine.directory), "-o", "json", variables=variables)
+        assert json.loads(done.stdout)["ready"]
+
+    def test_doctor_shows_the_nodes_of_the_system_in_tangram_url(self, machine: Machine, tmp_path: Path) -> None:
+        key = (machine.directory / "api_key").read_text().strip()
+        variables = {"TANGRAM_URL": machine.status()["endpoints"]["gateway"], "TANGRAM_API_KEY": key}
+        found = json.loads(Machine(tmp_path).cli("doctor", "-o", "json", variables=variables).stdout)
+        assert (found["running"], bool(found["nodes"])) == (True, True)
+
+    def test_interrupted_logs_exit_as_other_commands(self, machine: Machine) -> None:
+        following = machine.begin("system", "logs", "-f", "postgres")
+        assert following.stdout is not None
+        assert following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        assert (following.wait(30), following.communicate()[1]) == (EXIT_INTERRUPTED, "")
 
     def test_doctor_reports_the_limits_that_a_node_enforces(self, machine: Machine) -> None:
         found = json.loads(machine.cli("doctor", "-o", "json").stdout)

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,14 @@ ARMED = Path(__file__).with_name("armed_machine.py")
 class Machine:
     directory: Path
 
-    def cli(self, *arguments: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def cli(
+        self, *arguments: str, check: bool = True, stdin: str = "", variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command of this system. Without `check` the caller checks the exit code."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
         done = subprocess.run(
             [sys.executable, "-m", "arl_tangram.cli", *arguments],
-            env=environment | {"TANGRAM_DIR": str(self.directory)},
+            env=environment | {"TANGRAM_DIR": str(self.directory)} | dict(variables or {}),
             input=stdin,
             capture_output=True,
             text=True,

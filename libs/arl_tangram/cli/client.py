@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import typer
+
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE, fail_with
 from arl_tangram.client import Tangram
-from arl_tangram.transport.connection import resolve_connection
+from arl_tangram.transport.connection import remote_gateway_url, resolve_connection
 from arl_wire.errors import (
     Conflict,
     Forbidden,
@@ -18,7 +20,7 @@ from arl_wire.errors import (
     Unprocessable,
 )
 
-__all__ = ["connected_client"]
+__all__ = ["connected_client", "remote_url"]
 
 RETRY_TIMEOUT_S = 10.0
 
@@ -38,3 +40,14 @@ def connected_client(directory: Path, *, retry_timeout_s: float = RETRY_TIMEOUT_
         # A trace id is useful for internal errors only: a refusal is not logged in more detail than its message.
         is_internal = isinstance(error, Internal) and error.trace_id
         fail_with(error, EXIT_FAILED, suffix=f" (trace {error.trace_id})" if is_internal else "")
+
+
+def remote_url(context: typer.Context, directory: Path) -> str | None:
+    """Return the gateway in TANGRAM_URL. None if it is unset or that of `directory`, or if --dir was given."""
+    source = context.get_parameter_source("directory")
+    if source is not None and source.name == "COMMANDLINE":
+        return None
+    try:
+        return remote_gateway_url(directory)
+    except Unprocessable as error:
+        fail_with(error, EXIT_USAGE)

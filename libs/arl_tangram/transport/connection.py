@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from arl_wire.errors import FieldError, Unauthenticated, Unavailable, ValidationFailed
 
-__all__ = ["ConnectionConfig", "is_up", "resolve_connection", "state_directory"]
+__all__ = ["ConnectionConfig", "is_up", "remote_gateway_url", "resolve_connection", "state_directory"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,6 +50,12 @@ def resolve_connection(
             raise Unauthenticated(f"No API key for {url}. Set TANGRAM_API_KEY; the local key is not sent there")
         raise Unauthenticated(f"No API key was found. Set TANGRAM_API_KEY, or make {local / 'api_key'} readable")
     return ConnectionConfig(url, api_key)
+
+
+def remote_gateway_url(directory: Path) -> str | None:
+    """Return TANGRAM_URL unless it is empty or names the system in `directory`. Raises `ValidationFailed`."""
+    url = _validate_url(os.environ.get("TANGRAM_URL") or None)
+    return url if url != _local_gateway_url(directory) else None
 
 
 def _validate_url(url: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ import httpx
 import typer
 from rich.table import Table
 
+from arl_tangram.cli.client import remote_url
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import EXIT_FAILED, FormatOption, OutputFormat, print_json, stdout
 from arl_tangram.cli.system.machine_checks import FindingLevel, MachineFinding, inspect_machine
@@ -29,12 +31,21 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Start")(doctor)
 
 
-def doctor(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Check this machine and its sandboxes. Exit code 1 if the system cannot run here."""
+def doctor(context: typer.Context, directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
+    """Check this machine and its sandboxes. Exit code 1 if the system cannot run here.
+
+    If TANGRAM_URL names another system, show the nodes of that one, with the key in TANGRAM_API_KEY.
+    """
     state = LocalState(directory)
     findings = inspect_machine(state.directory)
-    running = state.supervisor_pid() is not None
-    nodes, more = _fetch_nodes(state) if running else _check_drivers()
+    remote = remote_url(context, state.directory)
+    running = remote is not None or state.supervisor_pid() is not None
+    if remote is not None:
+        nodes, more = _fetch_nodes(remote, os.environ.get("TANGRAM_API_KEY"), missing="set TANGRAM_API_KEY")
+    elif running:
+        nodes, more = _fetch_nodes(state.service_urls().get("gateway"), state.api_key(), missing="tangram status")
+    else:
+        nodes, more = _check_drivers()
     findings += [*more, *_verifier_findings(nodes)]
     if output is OutputFormat.JSON:
         print_json({"running": running, "checks": [f.as_dict() for f in findings], "nodes": nodes})
@@ -95,11 +106,16 @@ def _verifier_findings(nodes: Iterable[dict[str, Any]]) -> list[MachineFinding]:
     ]
 
 
-def _fetch_nodes(state: LocalState) -> tuple[list[dict[str, Any]], list[MachineFinding]]:
-    """Return the nodes as the gateway reports them, or a finding that explains why it cannot."""
-    gateway, key = state.service_urls().get("gateway"), state.api_key()
-    if gateway is None or key is None:
-        return [], [MachineFinding("nodes", FindingLevel.WARN, "the system is not ready yet", "tangram status")]
+def _fetch_nodes(
+    gateway: str | None, key: str | None, *, missing: str
+) -> tuple[list[dict[str, Any]], list[MachineFinding]]:
+    """Return the nodes as the gateway reports them, or a finding that explains why it cannot.
+
+    `missing` says what to do if the address or the key is unknown.
+    """
+    if gateway is None or not key:
+        found = "the system is not ready yet" if gateway is None else f"no API key for {gateway}"
+        return [], [MachineFinding("nodes", FindingLevel.WARN, found, missing)]
     try:
         answer = httpx.get(f"{gateway}/v1/admin/nodes", headers={"authorization": f"Bearer {key}"}, timeout=5)
         answer.raise_for_status()

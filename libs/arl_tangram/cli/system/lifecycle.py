@@ -6,10 +6,12 @@ import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
+import httpx
 import typer
 
+from arl_tangram.cli.client import remote_url
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import (
     EXIT_FAILED,
@@ -33,6 +35,8 @@ _SERVER_MODULES = ("arl_kit", "alembic", "asyncpg", "fastapi", "pixeltable_pgser
 _EXIT_ALREADY_UP = 4
 _DRAIN_TIMEOUT_S = 180.0
 _POLL_INTERVAL_S = 0.05
+_READINESS_TIMEOUT_S = 10.0
+_HOST = "127.0.0.1"
 PROCESS_HEADINGS = ("process", "state", "pid", "restarts", "since", "address")
 
 
@@ -56,7 +60,7 @@ def up(
     detach: Annotated[
         bool, typer.Option("-d", "--detach", help="Return when the system is ready, and keep it running.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
+    host: Annotated[str | None, typer.Option(help="Address of the gateway.", show_default=_HOST)] = None,
     port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="Port of the gateway.", show_default="8700 if free, otherwise any"),
@@ -75,10 +79,10 @@ def up(
     """Start the system: Postgres, the services and the sandbox launcher. If it is up, attach to it."""
     _require_server()
     state = LocalState(directory)
-    if state.supervisor_pid() is not None and (port or cores or driver or unsafe_local or take_over):
-        fail("The system is already up; its settings cannot be changed. Stop it first: tangram down", EXIT_USAGE)
+    has_settings = bool(host or port or cores or driver or unsafe_local or take_over)
+    _refuse_settings_of_running_system(state, has_settings=has_settings)
     if state.supervisor_pid() is None:
-        arguments = _supervisor_arguments(state, host, port, cores, "unsafe-local" if unsafe_local else driver)
+        arguments = _supervisor_arguments(state, host or _HOST, port, cores, "unsafe-local" if unsafe_local else driver)
         arguments += ["--take-over"] if take_over else []
         supervisor = _spawn_supervisor(state, arguments, detach=detach)
         if _wait_until_up(state, supervisor):
@@ -88,6 +92,7 @@ def up(
             if not detach:
                 raise typer.Exit(run_in_foreground(state, supervisor))
             return
+    _refuse_settings_of_running_system(state, has_settings=has_settings)
     _wait_for_running_system(state)
     _print_started(state, output, "already up")
 
@@ -115,9 +120,14 @@ def down(
         stderr.print(f"{'stopped' if was_up else 'was not running'}{', state removed' if purged else ''}")
 
 
-def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show the processes of the system. Exit code 0: all ready; 1: at least one not ready; 3: not running."""
+def status(context: typer.Context, directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
+    """Show the processes of the system. Exit code 0: all ready; 1: at least one not ready; 3: not running.
+
+    If TANGRAM_URL names another system, ask its gateway whether it is ready.
+    """
     state = LocalState(directory)
+    if (url := remote_url(context, state.directory)) is not None:
+        _show_remote_status(url, output)
     pid = state.supervisor_pid()
     seen = state.processes()
     processes: dict[str, dict[str, Any]] = seen.get("processes", {}) if pid is not None else {}
@@ -148,6 +158,34 @@ def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> No
         raise typer.Exit(EXIT_NOT_RUNNING)
     if not ready:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _show_remote_status(url: str, output: OutputFormat) -> NoReturn:
+    """Print whether the gateway at `url` is ready. Its processes are not visible from here."""
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=_READINESS_TIMEOUT_S)
+        ready, message = answer.is_success, "" if answer.is_success else _problem_detail(answer)
+        code = 0 if ready else EXIT_FAILED
+    except httpx.HTTPError as error:
+        ready, message, code = False, f"the gateway is not reachable: {error}", EXIT_NOT_RUNNING
+    if output is OutputFormat.JSON:
+        print_json({"url": url, "running": code != EXIT_NOT_RUNNING, "ready": ready, "message": message})
+    else:
+        phase = "ready" if ready else "not ready" if code == EXIT_FAILED else "not running"
+        stdout.print(f"{phase} at {url} (TANGRAM_URL){f': {message}' if message else ''}", markup=False)
+    raise typer.Exit(code)
+
+
+def _problem_detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status_code}; is this the address of a gateway?"
+
+
+def _refuse_settings_of_running_system(state: LocalState, *, has_settings: bool) -> None:
+    if has_settings and state.supervisor_pid() is not None:
+        fail("The system is already up; its settings cannot be changed. Stop it first: tangram down", EXIT_USAGE)
 
 
 def _require_server() -> None:

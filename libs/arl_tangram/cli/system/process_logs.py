@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from arl_tangram.cli.local_state import DirOption, LocalState
-from arl_tangram.cli.output import EXIT_NOT_RUNNING, EXIT_USAGE, FormatOption, OutputFormat, fail
+from arl_tangram.cli.output import EXIT_INTERRUPTED, EXIT_NOT_RUNNING, EXIT_USAGE, FormatOption, OutputFormat, fail
 from arl_tangram.cli.terminal_text import write_text
 
 __all__ = ["register"]
@@ -48,7 +48,9 @@ def logs(
             time.sleep(_POLL_INTERVAL_S)
             for log in followed:
                 log.print_new()
-    except (KeyboardInterrupt, BrokenPipeError):
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
         sys.stderr.close()  # avoids an error message about the closed pipe at exit
 
 
