@@ -215,10 +215,11 @@ def _end_with_the_test() -> None:
 
 
 @asynccontextmanager
-async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncIterator[Bench]:
+async def a_bench(directory: Path, driver: str, *, ready: int = 0, prefix: Sequence[str] = ()) -> AsyncIterator[Bench]:
     """Run a launcher with a connected manager; by default it creates no environments in advance."""
     templates = str(directory / "templates")
-    launcher = Launcher(directory, driver, TANGRAM_SANDBOX_POOL_SIZE=str(ready), TANGRAM_TEMPLATES_DIR=templates)
+    variables = {"TANGRAM_SANDBOX_POOL_SIZE": str(ready), "TANGRAM_TEMPLATES_DIR": templates}
+    launcher = Launcher(directory, driver, prefix, **variables)
     launcher.wait_until_ready()
     client = LauncherClient(launcher.socket)
     bench = Bench(client, await client.connect(), launcher)

@@ -24,6 +24,7 @@ from support.sandbox import (
     Launcher,
     a_bench,
     a_command,
+    a_program,
     agent_of,
     an_environment,
     cgroups_of,
@@ -182,6 +183,16 @@ class TestShutdown:
             await client.close()
         async with a_bench(tmp_path, driver) as bench:
             assert (await bench.run(a_command("true"))).outcome == "ok"
+
+    @pytest.mark.parametrize("driver", DRIVERS)
+    async def test_programs_do_not_inherit_signals_that_the_launcher_ignores(self, driver: str, tmp_path: Path) -> None:
+        """A launcher that `nohup` started ignores SIGHUP."""
+        ignoring = ("sh", "-c", 'trap "" HUP INT QUIT USR1; exec "$@"', "sh")
+        program = "import os, signal; os.kill(os.getpid(), signal.SIGHUP); print('survived')"
+        async with a_bench(tmp_path, driver, prefix=ignoring) as bench:
+            for attempt in (a_command("sh", "-c", "kill -HUP $$; echo survived"), a_program(program)):
+                report = await bench.run(attempt)
+                assert (report.outcome, report.signal, report.stdout.data) == ("user_error", signal.SIGHUP, b"")
 
     async def test_second_launcher_in_the_same_directory_is_refused(self, tmp_path: Path) -> None:
         async with a_bench(tmp_path, "unsafe-local"):

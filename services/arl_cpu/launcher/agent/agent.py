@@ -192,7 +192,8 @@ class _SandboxAgent:
             frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request
         )
         action.note = note
-        if len(action.earlier_processes) >= self._setup.pids:
+        # A command of a session starts no process here, and its shell is one of the earlier processes.
+        if request.mode != "watch" and len(action.earlier_processes) >= self._setup.pids:
             self._end_leftovers(action)
         if not self._setup.has_cgroup:
             self._isolation.signal_all(signal.SIGCONT)

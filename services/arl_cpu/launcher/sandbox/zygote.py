@@ -139,11 +139,22 @@ def start_zygote(driver: IsolationDriver, native: int | None = None) -> Zygote:
         # programs.
         signal.signal(signal.SIGINT, lambda _number, _frame: None)
         os.setsid()  # Ctrl-C in a terminal must reach only the launcher, which ends its environments in order
+        _reset_ignored_signals()
         _serve(PacketChannel(theirs), driver, native)
     theirs.close()
     if native is not None:
         os.close(native)
     return Zygote(PacketChannel(ours), pid)
+
+
+def _reset_ignored_signals() -> None:
+    """Give programs the default actions of signals that the launcher inherited as ignored, such as SIGHUP by `nohup`.
+
+    Python itself ignores SIGPIPE and SIGXFSZ; the agent resets these for each program.
+    """
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _serve(channel: PacketChannel, driver: IsolationDriver, native: int | None) -> NoReturn:
