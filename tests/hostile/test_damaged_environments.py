@@ -74,6 +74,8 @@ async def test_directory_that_cannot_be_entered_is_refused_by_name(sandbox: Benc
 
 @pytest.mark.parametrize("way", ["command", "source", "session"])
 async def test_processes_that_fill_the_limit_are_ended_for_the_next_action(sandbox: Bench, way: str) -> None:
+    if sandbox.state.driver == "landlock" and sandbox.enforcement.get("pids") != "enforced":
+        pytest.skip("the agent counts processes here, and a crowd that grows during an action ends that action")
     full = an_environment(pids=12)
     await sandbox.run(a_command("python3", "-c", REFORK, environment=full))
     report = await {

@@ -125,6 +125,8 @@ async def test_socket_buffers_are_bounded_by_the_memory(sandbox: Bench, source: 
 
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/memory/memory.force_empty").exists(), reason="this host has no cgroup v1")
 async def test_removed_environments_leave_no_memory_groups(sandbox: Bench) -> None:
+    if sandbox.enforcement.get("memory") != "enforced":
+        pytest.skip("this launcher makes no memory cgroups, and the machine's count is that of others")
     cold = sorted(Path("/usr").glob("share/doc/*/*"))[:40]
     files = [path for path in cold if path.is_file() and not path.is_symlink()][:15]
     assert len(files) > 10

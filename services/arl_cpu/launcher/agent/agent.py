@@ -237,6 +237,8 @@ class _SandboxAgent:
         self._has_leftovers = False
         with contextlib.suppress(ChildProcessError):  # no child is left
             while time.monotonic() < deadline:
+                # Stopped processes keep their places in the limit, so that none can be started before all are killed.
+                self._isolation.signal_all(signal.SIGSTOP)
                 self._isolation.signal_all(signal.SIGKILL)
                 if os.wait4(-1, os.WNOHANG)[0] == 0:
                     time.sleep(_KILL_POLL_S)
