@@ -45,7 +45,7 @@ class TokenIssuer:
         self._clock = clock
         self._keys: dict[str, str] = {}
         self._tokens: dict[str, tuple[float, str]] = {}
-        """By audience: the Unix time until which the token is used, and the token."""
+        """Unix time until which a token is used, and the token, by audience."""
 
     def token_for(self, audience: str) -> str:
         """Return a token that only this audience accepts."""

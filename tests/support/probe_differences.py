@@ -22,7 +22,7 @@ _INVALID = "Invalid argument\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentedDifference:
-    """What a probe prints and returns in a sandbox instead, and why that is intended."""
+    """A probe's intended output and exit code in a sandbox, with the reason."""
 
     name: str
     reason: str

@@ -43,7 +43,7 @@ class _NodeCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class EndpointRules:
-    """What all API nodes with an endpoint accept."""
+    """Limits that all API nodes with an endpoint accept."""
 
     methods: frozenset[str]
     projects: frozenset[str] | None

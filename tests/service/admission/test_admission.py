@@ -1,55 +1,22 @@
 """Test admission on a real Postgres: inserted rows, idempotency keys and cancel requests."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
 import pytest
-import pytest_asyncio
 
 from arl_admission.normalise import NewAction, normalise
 from arl_admission.service import AdmissionService
-from arl_admission.settings import AdmissionSettings
 from arl_scheduler.queries.repository import poll
 from arl_store.tx import PostgresStore
 from arl_store.values import uuid7
 from arl_wire.internal.admission import AdmitItem, CancelActionsRequest, EndTrajectoryRequest
 from arl_wire.internal.scheduler import ActionsAdmittedNotification
+from support.admission import SETTINGS, admitted, an_item
 from support.builders import a_submission
 from support.peers import RecordingPeers
 from support.rows import Rows, store_of
-
-SETTINGS = AdmissionSettings(port=1, database_url="postgresql://", service_token="t" * 16, scheduler_url="http://s")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def store(shared: str) -> AsyncIterator[PostgresStore]:
-    async with store_of(shared, "admission") as store:
-        yield store
-
-
-@pytest.fixture
-def peers() -> RecordingPeers:
-    return RecordingPeers()
-
-
-@pytest.fixture
-def admission(store: PostgresStore, peers: RecordingPeers) -> AdmissionService:
-    return AdmissionService(store, peers, SETTINGS)
-
-
-def an_item(rows: Rows, *, key: str | None = None, **changed: Any) -> AdmitItem:
-    action = a_submission(**changed)
-    body_hash = sha256(action.model_dump_json().encode()).hexdigest() if key else None
-    return AdmitItem(project_id=rows.project, action=action, key=key, body_hash=body_hash)
-
-
-async def admitted(admission: AdmissionService, *items: AdmitItem) -> list[UUID]:
-    answers = (await admission.admit(items)).items
-    assert [answer.problem for answer in answers] == [None] * len(items)
-    return [answer.id for answer in answers if answer.id is not None]
 
 
 class TestAdmit:

@@ -9,7 +9,7 @@ from contextlib import suppress
 __all__ = ["SocketMemory"]
 
 _FEW_SOCKETS = 32
-"""With fewer sockets the sum is small and is not computed."""
+"""Minimum number of sockets. The sum of fewer is small and is not computed."""
 _SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
 _DONE, _ERROR = 3, 2
 _SHOW_QUEUE, _SHOW_MEMORY = 0x10, 0x20
