@@ -85,6 +85,46 @@ async def test_input_files_are_written_and_requested_files_returned(api: httpx.A
     assert {path: b64decode(content) for path, content in said["files"].items()} == {"made.txt": b"a\nb\n"}
 
 
+@pytest.mark.parametrize("language", ["python", "cpp"])
+async def test_files_with_absolute_paths_are_written_and_returned(api: httpx.AsyncClient, language: str) -> None:
+    code = {
+        "python": "text = open('/tmp/new/in put.txt').read()\nopen('/tmp/out', 'w').write(text * 2); print(text)",
+        "cpp": "#include <fstream>\n#include <iostream>\n#include <string>\nint main() { std::string t; "
+        'std::ifstream("/tmp/new/in put.txt") >> t; std::ofstream("/tmp/out") << t + t; std::cout << t << "\\n"; }',
+    }[language]
+    files = {"/tmp/new/in put.txt": b64encode(b"abc").decode(), "near.txt": b64encode(b"n").decode()}
+    said = await ran(
+        api,
+        code=code,
+        language=language,
+        files=files,
+        fetch_files=["/tmp/out", "near.txt", "/tmp/none"],
+    )
+    assert (said["status"], said["run_result"]["stdout"]) == ("Success", "abc\n"), said
+    assert {path: b64decode(content) for path, content in said["files"].items()} == {
+        "/tmp/out": b"abcabc",
+        "near.txt": b"n",
+    }
+
+
+async def test_file_that_the_environment_refuses_is_a_sandbox_error(api: httpx.AsyncClient) -> None:
+    said = await ran(api, code="print(1)", files={"/usr/lib/in.txt": b64encode(b"x").decode()})
+    assert (said["status"], said["run_result"]) == ("SandboxError", None)
+    assert "cannot write '/usr/lib/in.txt'" in said["message"]
+
+
+async def test_program_cannot_turn_its_failure_into_a_sandbox_error_of_its_files(api: httpx.AsyncClient) -> None:
+    code = "import os; open('.tangram-files', 'w'); os.chmod('.', 0); raise SystemExit(3)"
+    said = await ran(api, code=code, fetch_files=["/tmp/out"])
+    assert (said["status"], said["run_result"]["return_code"]) == ("Failed", 3), said
+
+
+@pytest.mark.parametrize("path", ["/tmp/a\0b", "/tmp/", "/" + "a" * 2000])
+async def test_absolute_path_that_no_file_can_have_is_refused(api: httpx.AsyncClient, path: str) -> None:
+    answer = await api.post("/run_code", json={"code": "1", "fetch_files": [path]})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "fetch_files")
+
+
 async def test_compiled_program_has_two_results_and_no_remaining_environment(api: httpx.AsyncClient) -> None:
     code = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n + 1; }\n"
     said = await ran(api, "/t/cpp/run_code?trajectory=r1", code=code, language="cpp", stdin="1", compile_timeout=60)

@@ -136,9 +136,10 @@ async def test_trajectory_environment_starts_on_first_use_and_ends_on_close(rex:
     await eventually(has_ended)
 
 
+@pytest.mark.parametrize("word", ["options", "with"])
 @pytest.mark.parametrize("options", ["memory_mib=1", "colour=red", "template=no such"])
-async def test_invalid_url_option_is_refused_by_name(api: httpx.AsyncClient, options: str) -> None:
-    rex = Rex(api, f"/t/rex/trajectories/wrong/options/{options}/swerex")
+async def test_invalid_url_option_is_refused_by_name(api: httpx.AsyncClient, options: str, word: str) -> None:
+    rex = Rex(api, f"/t/rex/trajectories/wrong/{word}/{options}/swerex")
     assert options.partition("=")[0] in (await rex.raised("execute", command=["true"]))["message"]
 
 

@@ -1,4 +1,4 @@
-"""Programs that run while their call blocks: an optional compile action, then a run action.
+"""Programs that run while their call blocks: a run action, and optional actions before and after it.
 
 A call that takes too long gets 504, and its program continues for a while. If the client repeats the request, the new
 call resumes the wait. If the client disconnects, its actions are cancelled.
@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome
@@ -28,29 +28,38 @@ RESUME_GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRun:
-    """A program to run. A compiled program runs in the environment that compiled it, which is deleted afterwards.
+    """A program to run, with optional steps: place files, compile, run, collect files.
 
-    `key` is equal for equal request bodies.
+    If there are several, they share an environment that is deleted afterwards. `key` is equal for equal request bodies.
     """
 
     run: SubmitActionRequest
+    place: SubmitActionRequest | None = None
     compile: SubmitActionRequest | None = None
+    collect: SubmitActionRequest | None = None
     key: bytes = b""
     size: int = 0
     """Size of the request body in bytes; the body stays in memory until the run ends."""
 
+    @property
+    def has_own_environment(self) -> bool:
+        """Return True if the steps share an environment that only they use."""
+        return any(each is not None for each in (self.place, self.compile, self.collect))
+
 
 @dataclass(frozen=True, slots=True)
 class CodeRunResult:
-    """The settled actions of a run. `run` is None if compilation failed."""
+    """The settled actions of a run. Steps after one that failed are None, but files are collected after every run."""
 
-    compile: Action | None
-    run: Action | None
+    place: Action | None = None
+    compile: Action | None = None
+    run: Action | None = None
+    collect: Action | None = None
 
     @property
     def settled_actions(self) -> Iterable[Action]:
-        """Return the actions that ran: the compile action, the run action or both."""
-        return (each for each in (self.compile, self.run) if each is not None)
+        """Return the actions that ran, in their order."""
+        return (each for each in (self.place, self.compile, self.run, self.collect) if each is not None)
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +149,7 @@ class CodeRunner:
             await asyncio.sleep(self._blocking.retry_pause_s)
         going = _InFlightRun()
         self._pending_bytes += code_run.size
-        going.task = self._blocking.run_in_background(self._compile_and_run(code_run, caller, trace, going))
+        going.task = self._blocking.run_in_background(self._run_steps(code_run, caller, trace, going))
         going.task.add_done_callback(partial(self._run_finished, code_run.size))
         return going
 
@@ -174,19 +183,26 @@ class CodeRunner:
             del self._resumable[run_key]
         in_flight.cancel()
 
-    async def _compile_and_run(
+    async def _run_steps(
         self, code_run: CodeRun, caller: Caller, trace: RequestTrace, in_flight: _InFlightRun
     ) -> CodeRunResult:
-        settled = partial(self._run_action, caller=caller, trace=trace, going=in_flight)
-        if code_run.compile is None:
-            return CodeRunResult(None, await settled(code_run.run))
+        settle = partial(self._run_action, caller=caller, trace=trace, going=in_flight)
+        result = CodeRunResult()
         try:
-            compiled = await settled(code_run.compile)
-            return CodeRunResult(
-                compiled, await settled(code_run.run) if compiled.outcome is ActionOutcome.OK else None
-            )
+            if code_run.place is not None:
+                result = replace(result, place=await settle(code_run.place))
+            if code_run.compile is not None and _has_succeeded(result):
+                result = replace(result, compile=await settle(code_run.compile))
+            if not _has_succeeded(result):
+                return result
+            ran = await settle(code_run.run)
+            result = replace(result, run=ran)
+            if code_run.collect is not None and ran.outcome not in MASKED_OUTCOMES:
+                result = replace(result, collect=await settle(code_run.collect))
+            return result
         finally:
-            self._blocking.run_in_background(self._end_environment(code_run.compile, caller))
+            if code_run.has_own_environment:
+                self._blocking.run_in_background(self._end_environment(code_run.run, caller))
 
     async def _run_action(
         self, action: SubmitActionRequest, *, caller: Caller, trace: RequestTrace, going: _InFlightRun
@@ -204,9 +220,13 @@ class CodeRunner:
                 await asyncio.sleep(refused.retry_after_s or self._blocking.retry_pause_s)
         raise Unavailable("the call of this program has ended")
 
-    async def _end_environment(self, compiled: SubmitActionRequest, caller: Caller) -> None:
+    async def _end_environment(self, run: SubmitActionRequest, caller: Caller) -> None:
         """Delete the environment. If this fails, the environment ends after its idle time-to-live."""
         try:
-            await self._actions.end_trajectory(compiled.task, compiled.trajectory or "", caller)
+            await self._actions.end_trajectory(run.task, run.trajectory or "", caller)
         except Exception:  # noqa: BLE001 - it was never created, or ends after its idle time-to-live
             return
+
+
+def _has_succeeded(result: CodeRunResult) -> bool:
+    return all(each.outcome is ActionOutcome.OK for each in result.settled_actions)

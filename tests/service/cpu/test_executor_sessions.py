@@ -119,6 +119,10 @@ class TestCommands:
     async def test_command_of_200_kb_runs(self, shell: Shell) -> None:
         assert await shell.says(f"echo {'x' * 200_000} | wc -c") == "200001\n"
 
+    async def test_command_of_two_megabytes_runs(self, shell: Shell) -> None:
+        text = "a line of text\n" * 133_334
+        assert await shell.says(f"wc -c <<'END'\n{text}END\n") == f"{len(text)}\n"
+
     async def test_output_flood_is_limit_exceeded_and_the_session_survives(self, shell: Shell) -> None:
         await shell.run("x=1")
         report = await shell.run("yes", output_kill_bytes=1 << 20)
@@ -224,6 +228,7 @@ class TestTerminal:
             "stty sane; cat",
             "python3 -c 'import os, tty; tty.setraw(0); [os.read(0, 1) for _ in range(9)]'",
             "trap '' HUP INT; stty raw min 1; cat",
+            "python3 -c 'import select, tty; tty.setraw(0); e = select.epoll(); e.register(0); e.poll()'",
         ],
     )
     async def test_interactive_program_without_stdin_ends_and_the_session_survives(
@@ -306,6 +311,43 @@ class TestSessionEnd:
         assert report.message == "session 'main' ended with this command; the next one begins another"
         again = await shell.run("echo [$x]")
         assert (again.stdout.data, again.message) == (b"[]\n", "session 'main' began with this command")
+
+    @pytest.mark.parametrize(
+        ("command", "code", "said"),
+        [
+            ("exec python3 -c 'import sys; print(sys.stdin.isatty()); sys.exit(4)'", 4, b"True\n"),
+            ("sleep 60 & exec sh -c 'sleep 0.2; echo late; exit 5'", 5, b"late\n"),
+            ("exec bash -c 'kill -TERM $$'", None, b""),
+            ("exec true", 0, b""),
+            ("set -u; set -e; echo $undefined", 1, b"undefined: unbound variable\n"),
+        ],
+    )
+    async def test_program_that_replaces_the_shell_gives_its_output_and_exit_code(
+        self, shell: Shell, command: str, code: int | None, said: bytes
+    ) -> None:
+        await shell.run("x=1")
+        report = await shell.run(command, timeout_s=20)
+        assert (report.exit_code, report.outcome) == (code, "ok" if code == 0 else "user_error")
+        assert report.signal == (None if code is not None else 15)
+        assert report.stdout.data.endswith(said)
+        assert report.message == "session 'main' ended with this command; the next one begins another"
+        again = await shell.run("echo [$x]")
+        assert (again.stdout.data, again.message) == (b"[]\n", "session 'main' began with this command")
+
+    async def test_program_that_replaces_the_shell_is_stopped_at_its_timeout(self, shell: Shell) -> None:
+        report = await shell.run("exec sh -c \"trap '' INT; while :; do sleep 60; done\"", timeout_s=0.3)
+        assert report.outcome == "user_timeout"
+        assert await shell.says("pgrep -x sleep || echo none") == "none\n"
+
+    async def test_redirections_by_exec_last_for_the_session(self, shell: Shell) -> None:
+        await shell.run("exec 5>&1 >log; echo one")
+        assert await shell.says("echo two; echo three >&5") == "three\n"
+        assert await shell.says("exec >&5 5>&-; cat log") == "one\ntwo\n"
+        assert await shell.says("exec <log; read a; echo $a; read a; echo $a") == "one\ntwo\n"
+
+    async def test_session_has_no_suspend(self, shell: Shell) -> None:
+        report = await shell.run("suspend")
+        assert (report.outcome, report.exit_code) == ("user_error", 127)
 
     async def test_shell_that_kills_itself_is_reported_as_ended(self, shell: Shell) -> None:
         report = await shell.run("kill -9 $$")

@@ -5,7 +5,6 @@ It has no secrets, because an action may be a fork of it. It ends when its chann
 
 import contextlib
 import errno
-import fcntl
 import os
 import resource
 import select
@@ -22,6 +21,13 @@ from arl_cpu.launcher.agent.agent_action import (
     joined,
     release_tracee,
 )
+from arl_cpu.launcher.agent.agent_descriptors import (
+    CHANNEL_FD,
+    NATIVE_FD,
+    OOM_SCORE_FD,
+    close_other_files,
+    redirect_standard_files_to_null,
+)
 from arl_cpu.launcher.agent.agent_request import AgentRequest
 from arl_cpu.launcher.agent.process_spawn import spawn_by_fork, spawn_process, spawn_session
 from arl_cpu.launcher.files import workspace
@@ -31,12 +37,11 @@ from arl_cpu.launcher.linux.processes import signal_each
 
 __all__ = ["disable_imports", "run_agent"]
 
-CHANNEL_FD = 3
-_NATIVE_FD = _OOM_SCORE_FD = 4  # used one after the other
 _POLL_S = 0.1
 _KILL_GRACE_S = 0.2
 _KILL_TIMEOUT_S = 2.5
 _KILL_POLL_S = 0.0005
+_SHELL_END_LIMIT_S = 0.5
 _MIB = 1 << 20
 _PEAK_MARGIN_KIB = 1024
 _MAX_MESSAGE = 2000
@@ -48,8 +53,8 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def run_agent(agent_end: int, isolation: Isolation, native: int | None = None) -> NoReturn:
     """Run as the agent on this end of a channel, or as `native` after the isolation. Never returns to the caller."""
     try:
-        _close_other_files(agent_end, native)
-        _redirect_standard_files_to_null()
+        close_other_files(agent_end, native)
+        redirect_standard_files_to_null()
         channel = PacketChannel(socket.socket(fileno=CHANNEL_FD))
         _prepare_and_serve(channel, isolation)
     finally:
@@ -97,8 +102,8 @@ def serve(channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_s
 
 
 def _exec_native_agent(isolation: Isolation, setup: AgentSetup, oom_score: int) -> NoReturn:
-    program = os.dup(_NATIVE_FD)
-    os.dup2(oom_score, _OOM_SCORE_FD)
+    program = os.dup(NATIVE_FD)
+    os.dup2(oom_score, OOM_SCORE_FD)
     os.set_inheritable(CHANNEL_FD, True)
     kept = "keep" if setup.keeps_processes else "sweep"
     os.execve(program, ["agent", setup.workspace, isolation.write_area, kept], {})  # noqa: S606
@@ -147,9 +152,18 @@ class _SandboxAgent:
         elif message["op"] == "kill" and self._action is not None:
             self._kill(self._action)
         elif message["op"] == "finish" and self._action is not None:
+            if message.get("shell") == "ended":
+                self._await_shell(self._action)
             action, self._action = self._action, None
             self._finish(action, status=0, peak_kib=0)
         return True
+
+    def _await_shell(self, action: AgentAction) -> None:
+        """Wait until the shell of a watched action is reaped. Its terminal ends a moment before."""
+        deadline = time.monotonic() + _SHELL_END_LIMIT_S
+        while action.shell_pid and action.shell_status is None and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(_KILL_POLL_S)
 
     def _start(self, payload: int, *stdio: int) -> None:
         try:
@@ -247,8 +261,8 @@ class _SandboxAgent:
         """Start the action's first process. Return its pid, or 0 if the action has none. Raises OSError."""
         request, inherited = action.request, action.source.inherited if action.source is not None else ()
         if request.mode == "session":
-            spawn_session(request, stdio, self._isolation)
-        if request.mode in ("session", "watch"):
+            return spawn_session(request, stdio, self._isolation)
+        if request.mode == "watch":
             return 0
         if self._isolation.confines_actions:
             return spawn_by_fork(request, stdio, self._isolation, *inherited)
@@ -294,6 +308,8 @@ class _SandboxAgent:
                     release_tracee(pid, status)
                 elif self._action is not None and pid == self._action.pid:
                     ended = self._action, status, usage.ru_maxrss
+                elif self._action is not None and pid == self._action.shell_pid:
+                    self._action.shell_status = status
         if ended is not None:
             self._action = None
             self._finish(*ended)
@@ -317,6 +333,8 @@ class _SandboxAgent:
             {
                 "op": "exited",
                 "status": status,
+                "pid": action.pid,
+                "shell_status": action.shell_status,
                 "peak_kib": peak_kib,
                 "cpu_us": children_cpu_us() - action.cpu_us_before,
                 "leftover_processes": len(left) if self._setup.keeps_processes else 0,
@@ -378,19 +396,3 @@ def disable_imports() -> None:
 
 def _own_peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _close_other_files(channel: int, native: int | None) -> None:
-    """Move the channel and the native program to their descriptors. Each may occupy the other's number first."""
-    kept = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _NATIVE_FD + 1) for each in (channel, native) if each is not None]
-    for number, file in enumerate(kept, CHANNEL_FD):
-        os.dup2(file, number, inheritable=False)
-    os.closerange(CHANNEL_FD + len(kept), os.sysconf("SC_OPEN_MAX"))
-
-
-def _redirect_standard_files_to_null() -> None:
-    null = os.open("/dev/null", os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    if null > 2:
-        os.close(null)

@@ -20,6 +20,9 @@ class AgentAction:
     def __init__(self, earlier_processes: frozenset[ProcessInfo], request: AgentRequest) -> None:
         self.earlier_processes, self.request = earlier_processes, request
         self.pid = 0
+        self.shell_pid = int(request.argv[0]) if request.mode == "watch" and request.argv else 0
+        self.shell_status: int | None = None
+        """Wait status of the session's shell, if it has ended during the action."""
         self.peak_kib = 0
         self.is_over_memory = False
         self.exceeded_limit: str | None = None

@@ -23,7 +23,8 @@ class AgentRequest:
     """`run` starts `argv`; `source` runs `source` with the interpreter that `argv` starts; `files` starts nothing.
 
     `session` starts `argv` with the passed files as 0, 1, 2 …, the first its controlling terminal, and leaves it behind
-    at once. `watch` starts nothing and lasts until `finish`; processes that appear meanwhile belong to the action.
+    at once. `watch` starts nothing and lasts until `finish`; processes that appear meanwhile belong to the action. Its
+    `argv` is the process id of the session's shell, whose end it reports, or empty.
     """
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)

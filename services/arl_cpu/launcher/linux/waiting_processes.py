@@ -6,7 +6,7 @@ from contextlib import suppress
 __all__ = ["is_waiting_for_keys"]
 
 _READS_TERMINAL = b"n_tty_read"
-_WAITS_FOR_FILES = (b"do_select", b"do_poll", b"do_sys_poll", b"ep_poll")
+_WAITS_FOR_FILES = (b"do_select", b"do_poll", b"do_sys_poll", b"ep_poll", b"do_epoll_wait")
 _STATE, _PARENT, _GROUP = 0, 1, 2
 """Indexes in the fields of proc(5) after the name."""
 

@@ -58,9 +58,7 @@ class SandboxEnvironment:
         """Variables of every action in the environment."""
         self._leftover_outputs = LeftoverOutputs(host.loop, self._leftover_output_read)
         self._has_leftovers = False
-        self._shell_manager = ShellManager(
-            host.loop, self._send_order, lambda: self._send({"op": "finish"}), self._append_terminal_output
-        )
+        self._shell_manager = ShellManager(host.loop, self._send_order, self._send_finish, self._append_terminal_output)
         self._pool = pool
         self._acquire_sandbox(pool.acquire if template is None else partial(pool.create, template=template))
 
@@ -275,6 +273,9 @@ class SandboxEnvironment:
             self._sandbox.channel.send({"op": "start"}, [payload, *files])
         finally:
             os.close(payload)
+
+    def _send_finish(self, shell_has_ended: bool) -> None:
+        self._send({"op": "finish", "shell": "ended"} if shell_has_ended else {"op": "finish"})
 
     def _template_variables(self) -> Mapping[str, str]:
         workspace = self._workspace()

@@ -31,13 +31,16 @@ _SHELL_RESPONSE_TIMEOUT_S = 1.0
 
 
 class ShellManager:
-    """The sessions of one environment, and the steps of the current command."""
+    """The sessions of one environment, and the steps of the current command.
+
+    `finish` ends the agent's watch. Its argument is True if the shell has ended and the agent knows its status.
+    """
 
     def __init__(
         self,
         loop: EventLoop,
         send: Callable[[AgentRequest, Sequence[int]], None],
-        finish: Callable[[], None],
+        finish: Callable[[bool], None],
         on_output: Callable[[bytes], None],
     ) -> None:
         self._loop, self._send, self._finish, self._on_output = loop, send, finish, on_output
@@ -46,7 +49,8 @@ class ShellManager:
         self._stage: Literal["opening", "watched", "running", "unread", "ended"] | None = None
         self._request, self._owner_uid = AgentRequest(mode="watch"), None  # type: tuple[AgentRequest, int | None]
         self._name = ""
-        self._status = KILLED_STATUS
+        self._status: int | None = KILLED_STATUS
+        """Wait status of the command. None if the agent reports it as the shell's."""
         self._notes: list[str] = []
         self._terminal_error: str | None = None
 
@@ -109,6 +113,7 @@ class ShellManager:
             return False
         if stage == "opening":
             if message.get("status") == 0 and self._attempt.cause is None:
+                self._sessions[self._name].pid = message.get("pid", 0)
                 self._notes += filter(None, [message.get("message")])
                 self._begin_watch()
                 return True
@@ -125,8 +130,10 @@ class ShellManager:
             self._notes.append(self._terminal_error)
         elif self._name not in self._sessions and len(self._sessions) >= _MAX_SESSIONS:
             message["refused"] = f"an environment can have at most {_MAX_SESSIONS} sessions; end one with `exit`"
+        shell_status = message.pop("shell_status", None)
         if "status" in message:
-            message["status"] = self._status
+            known = shell_status if self._status is None else self._status
+            message["status"] = KILLED_STATUS if known is None else known
         message["message"] = "; ".join(filter(None, (message.get("message"), *self._notes))) or None
         return False
 
@@ -154,7 +161,9 @@ class ShellManager:
         self._stage = "watched"
         null = os.open("/dev/null", os.O_RDWR)
         try:
-            self._send(replace(self._request, mode="watch", argv=(), env={}), [null] * 3)
+            session = self._sessions.get(self._name)
+            shell = (str(session.pid),) if session is not None and session.pid else ()
+            self._send(replace(self._request, mode="watch", argv=shell, env={}), [null] * 3)
         finally:
             os.close(null)
 
@@ -171,7 +180,7 @@ class ShellManager:
         if self._attempt is attempt and self._stage == "running" and session is not None:
             session.abandon()
 
-    def _command_ended(self, status: int) -> None:
+    def _command_ended(self, status: int | None) -> None:
         """Handle the end of the command. A shell that was only interrupted still counts as stopped."""
         if self._stage != "running" or self._attempt is None:
             return
@@ -184,11 +193,11 @@ class ShellManager:
                 # The shell may have died between two commands; a new one is equivalent.
                 if session.can_retry and not self._notes and self._attempt.cause is None:
                     self._stage = "unread"
-                    self._finish()
+                    self._finish(False)
                     return
                 self._notes.append(f"the command did not run: {session.not_run_reason}")
             self._notes.append(f"session {self._name!r} ended with this command; the next one begins another")
-        self._finish()
+        self._finish(self._status is None)
 
     def _remove(self, session: ShellSession) -> None:
         self._sessions.pop(self._name, None)

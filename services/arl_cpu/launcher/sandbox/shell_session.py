@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import signal
+import sys
 import termios
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,10 +34,11 @@ __all__ = [
 # before it would prompt. There it reads commands from file 3 as `NUMBER TEXT`. It writes `r:NUMBER` to file 4 when it
 # has read one and `NUMBER:STATUS` when that has ended. At its own end it writes `x:NUMBER:STATUS`, with the number of
 # the current command, if any. Commands get neither file. Ended jobs are forgotten, so that the next one is %1.
-# Functions, aliases, IFS and TMOUT of a command do not affect this, and its tracing is not shown.
+# Functions, aliases, IFS and TMOUT of a command do not affect this, and its tracing is not shown. No shell is above
+# this one that could resume it, so it has no `suspend`.
 _READ_COMMANDS = r"""[[ ${__tangram+x} ]] && \builtin printf '%s:130\0' "${__tangram%% *}" >&4
-\builtin unset HISTFILE __tangram __tangram_now; \builtin export -n PROMPT_COMMAND
-\builtin trap '\builtin printf "x:%s:%d\0" "${__tangram_now-}" "$?" >&4' EXIT
+\builtin enable -n suspend; \builtin unset HISTFILE __tangram __tangram_now; \builtin export -n PROMPT_COMMAND
+\builtin trap '{ \builtin printf "x:%s:%d\0" "${__tangram_now-}" "$?" >&4; } 2>&-' EXIT
 while { TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram && __tangram_now="${__tangram%% *}" &&
 \builtin printf 'r:%s\0' "$__tangram_now" >&4; } 2>&-; do
 \builtin eval "${__tangram#* }" 3<&- 4>&-
@@ -84,7 +86,8 @@ class ShellSession:
     def __init__(self, loop: EventLoop, owner_uid: int | None) -> None:
         self._loop = loop
         self._files: list[int] = []
-        self._commands = StdinFeed()
+        # The gateway limits the length of a command.
+        self._commands = StdinFeed(max_pending_bytes=sys.maxsize)
         try:
             self._open_terminal(owner_uid)
         except (OSError, termios.error) as failure:
@@ -97,9 +100,11 @@ class ShellSession:
         self.can_retry = False
         """True if the last command certainly did not start and never will."""
         self._has_exited = self._is_dead = False
+        self.pid = 0
+        """Process id of the shell inside the environment. 0 until it is known."""
         self._number = 0
         self._partial_status = b""
-        self._on_ended: Callable[[int], None] | None = None
+        self._on_ended: Callable[[int | None], None] | None = None
         self._on_output: Callable[[bytes], None] = _discard_output
         self._stdin_feed: StdinFeed | None = None
         self._reader_watch: ReaderWatch | None = None
@@ -149,10 +154,12 @@ class ShellSession:
         self,
         command: str,
         on_output: Callable[[bytes], None],
-        on_ended: Callable[[int], None],
+        on_ended: Callable[[int | None], None],
         stdin_feed: StdinFeed | None,
     ) -> None:
-        """Run a command. `on_ended` is called once, with a wait status, after the last output.
+        """Run a command. `on_ended` is called once, after the last output, with a wait status.
+
+        The status is None if the shell ended without a report, for example because the command replaced it (`exec`).
 
         Without a feed, readers see the end of file at once. A retriable command gets its whole feed again.
         """
@@ -191,7 +198,7 @@ class ShellSession:
     def has_died(self) -> bool:
         """Return True if the shell died between two commands."""
         self._read_statuses()
-        return self._has_exited or self._has_lost_leader()
+        return self._has_exited or self._is_dead or self._has_lost_leader()
 
     def interrupt(self) -> None:
         """Interrupt as Ctrl-C does, even if a program has disabled that."""
@@ -220,9 +227,11 @@ class ShellSession:
 
     def _on_status_readable(self) -> None:
         self._read_statuses()
-        if self._has_exited and self._status is None:
-            self._status = KILLED_STATUS
-        if self._status is not None and not self._drain_marker:
+        if self._is_dead and not self._has_exited:
+            # The shell has closed its files. A program that it executed in its place may use the terminal.
+            self._loop.unwatch(self._statuses)
+            self._has_exited = self._has_lost_leader()
+        if (self._status is not None or self._has_exited) and not self._drain_marker:
             self._start_drain()
 
     def _read_statuses(self) -> None:
@@ -235,7 +244,7 @@ class ShellSession:
             self._handle_status(each)
         # Only the shell has the other end, and its messages are short unless a program forged them.
         self._is_dead |= not said
-        self._has_exited |= not said or len(self._partial_status) > _MAX_STATUS_BYTES
+        self._has_exited |= len(self._partial_status) > _MAX_STATUS_BYTES
         self._partial_status = self._partial_status[:_MAX_STATUS_BYTES]
 
     def _handle_status(self, message: bytes) -> None:
@@ -342,7 +351,7 @@ class ShellSession:
     def _notify_end(self) -> None:
         ended, self._on_ended = self._on_ended, None
         if ended is not None:
-            ended(KILLED_STATUS if self._status is None else self._status)
+            ended(self._status)
 
 
 def _discard_output(_data: bytes) -> None:

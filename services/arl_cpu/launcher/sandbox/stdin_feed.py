@@ -15,10 +15,12 @@ _END_OF_FILE = b"\x04"
 class StdinFeed:
     """A bounded buffer of input that never waits for its reader. It writes to a pipe or a terminal."""
 
-    def __init__(self, initial: bytes = b"", *, is_terminal: bool = False) -> None:
+    def __init__(
+        self, initial: bytes = b"", *, is_terminal: bool = False, max_pending_bytes: int = _MAX_PENDING_BYTES
+    ) -> None:
         self._pending = bytearray(initial)
         self._last = initial[-1:]
-        self._accepted_bytes = 0
+        self._accepted_bytes, self._max_pending_bytes = 0, max_pending_bytes
         self._unread = bytearray()
         """Bytes written to the terminal before their reader has started."""
         self._is_terminal, self._is_ended, self._is_closed = is_terminal, False, False
@@ -67,7 +69,7 @@ class StdinFeed:
             # A repeated last request succeeds.
             is_done = offset is not None and not fresh and (self._is_ended or not end)
             return FeedResult("taken" if is_done else "closed", self._accepted_bytes)
-        if fresh and len(self._pending) + len(fresh) > _MAX_PENDING_BYTES:
+        if fresh and len(self._pending) + len(fresh) > self._max_pending_bytes:
             return FeedResult("full", self._accepted_bytes)
         self._pending += fresh
         self._accepted_bytes += len(fresh)

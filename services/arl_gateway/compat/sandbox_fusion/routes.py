@@ -17,9 +17,15 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
-from arl_core.domain.states import ActionOutcome
+from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome
 from arl_gateway.blocking.code_runs import CodeRun, CodeRunner, CodeRunResult
 from arl_gateway.compat.blocking_score import ACTION_HEADER, json_response
+from arl_gateway.compat.sandbox_fusion.absolute_files import (
+    collect_action,
+    collected_files,
+    is_absolute,
+    place_action,
+)
 from arl_gateway.compat.sandbox_fusion.languages import LANGUAGES, LanguageSpec
 from arl_gateway.compat.target import RolloutRef, parse_target
 from arl_gateway.deps import gateway_deps
@@ -95,9 +101,11 @@ class RunCodeRequest(BaseModel):
     memory_limit_MB: int = Field(default=-1, description=f"Memory limit in MiB; -1 means {MEMORY_MIB}")  # noqa: N815 - SandboxFusion's own
     stdin: str | None = None
     files: dict[str, str | None] = Field(
-        default={}, description="Files to write before the run: relative path to content in base64"
+        default={},
+        description="Files to write before the run: path to content in base64. "
+        "Relative paths start in the working directory",
     )
-    fetch_files: list[str] = []
+    fetch_files: list[str] = Field(default=[], description="Paths of files to return. Missing files are left out")
 
 
 class CommandRunResult(BaseModel):
@@ -155,10 +163,13 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
     )
     runs: CodeRunner = gateway_deps(request).code_runner
     ran = await cancel_on_disconnect(request, runs.run(wanted, caller, request_trace(request), within_s=within_s))
-    last = ran.run or ran.compile
+    last = ran.run or ran.compile or ran.place
     if last is not None:
         response.headers[ACTION_HEADER] = str(last.id)
-    return json_response(_response_for(ran).model_dump(), response)
+    reply = _response_for(ran)
+    if ran.collect is not None:
+        reply.files |= collected_files(ran.collect, _absolute_fetches(body))
+    return json_response(reply.model_dump(), response)
 
 
 async def _resume_key(request: Request, params: RunCodeParams) -> bytes:
@@ -180,22 +191,45 @@ def _code_run_for(body: RunCodeRequest, params: RunCodeParams, *, deadline_s: fl
         "retries": RETRIES,
     }
     run = {**common, **_program(body, language), "timeout_s": body.run_timeout}
-    run |= {"stdin": body.stdin or "", "fetch": body.fetch_files}
-    if not language.compile:
+    run |= {"stdin": body.stdin or "", "fetch": [path for path in body.fetch_files if not is_absolute(path)]}
+    steps = _other_steps(body, language, run)
+    if not steps:
         environment = {"template": params.template}
         return CodeRun(run=_action({**run, "trajectory": params.trajectory, "environment": environment}))
     of = {
         "trajectory": f"{(params.trajectory or params.task)[:MAX_PREFIX]}/{uuid4().hex}",
         "environment": {"scope": "trajectory", "template": params.template, "idle_ttl_s": IDLE_TTL_S},
+        "idempotent": True,
     }
-    compile_it = {**common, **of, "argv": language.compile, "files": run.pop("files")}
-    compile_it |= {"timeout_s": body.compile_timeout, "idempotent": True}
-    return CodeRun(compile=_action(compile_it), run=_action({**run, **of, "idempotent": True}))
+    others = {name: _action({**common, **of, **step}) for name, step in steps.items()}
+    return CodeRun(
+        run=_action({**run, **of}),
+        place=others.get("place"),
+        compile=others.get("compile"),
+        collect=others.get("collect"),
+    )
+
+
+def _other_steps(body: RunCodeRequest, language: LanguageSpec, run: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the steps beside the run, by their names in `CodeRun`. The files move from `run` to the compile step."""
+    steps: dict[str, dict[str, Any]] = {}
+    placed = {path: content for path, content in body.files.items() if is_absolute(path) and content is not None}
+    if placed:
+        steps["place"] = place_action(placed)
+    if language.compile:
+        steps["compile"] = {"argv": language.compile, "files": run.pop("files"), "timeout_s": body.compile_timeout}
+    if collected := _absolute_fetches(body):
+        steps["collect"] = collect_action(collected)
+    return steps
+
+
+def _absolute_fetches(body: RunCodeRequest) -> list[str]:
+    return [path for path in body.fetch_files if is_absolute(path)]
 
 
 def _program(body: RunCodeRequest, language: LanguageSpec) -> dict[str, Any]:
     """Build the program's fields. Python code is not written to a file: a running interpreter reads it directly."""
-    files = {path: content for path, content in body.files.items() if content is not None}
+    files = {path: content for path, content in body.files.items() if content is not None and not is_absolute(path)}
     if not language.run:
         return {"source": body.code, "files": files}
     code = (
@@ -228,8 +262,8 @@ def _response_for(code_result: CodeRunResult) -> RunCodeResponse:
     """Build the response. Raises `GatewayTimeout` if the program did not start in time."""
     compiled, run = (None if each is None else _command_result(each) for each in (code_result.compile, code_result.run))
     results = [each for each in (compiled, run) if each is not None]
-    failed = next((each for each in results if each.status == "Error"), None)
-    last = code_result.run or code_result.compile
+    failed = next((each for each in results if each.status == "Error"), None) or _copy_failure(code_result)
+    last = code_result.run or code_result.compile or code_result.place
     reply = RunCodeResponse(
         status="Success", compile_result=compiled, run_result=run, executor_pod_name=last and last.node
     )
@@ -242,6 +276,17 @@ def _response_for(code_result: CodeRunResult) -> RunCodeResponse:
     if not reply.message:
         reply.message = _truncation_note(code_result)
     return reply
+
+
+def _copy_failure(code_result: CodeRunResult) -> CommandRunResult | None:
+    """Return the failure to write or to read files with absolute paths, unless the program caused it."""
+    place, collect = code_result.place, code_result.collect
+    if place is not None and place.outcome is not ActionOutcome.OK:
+        why = _command_result(place).stderr.strip()
+        return CommandRunResult(status="Error", stderr=why or f"the files were not written: {place.outcome}")
+    if collect is not None and collect.outcome in MASKED_OUTCOMES:
+        return _command_result(collect)
+    return None
 
 
 def _truncation_note(code_result: CodeRunResult) -> str:

@@ -57,7 +57,11 @@ SUMMARIES = {
     "upload": "Upload a file (SWE-ReX)",
     "close": "Close all sessions (SWE-ReX)",
 }
-TRAJECTORY_PREFIXES = ("/trajectories/{trajectory}/swerex", "/trajectories/{trajectory}/options/{options}/swerex")
+TRAJECTORY_PREFIXES = (
+    "/trajectories/{trajectory}/swerex",
+    "/trajectories/{trajectory}/options/{options}/swerex",
+    "/trajectories/{trajectory}/with/{options}/swerex",  # the spelling before `options`, in settings of SWE-agent
+)
 
 CONVERSIONS = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
 """Converts one uploaded archive at a time, so that uploads do not occupy all cores."""

@@ -57,10 +57,12 @@ const char *workspace_mend(void);                    /* a note if it was damaged
 int write_all(int file, const struct item *content); /* 0, or -1 and errno */
 char *files_write(const struct order *order, bool *is_full);                   /* NULL or an error message */
 char *files_send(const struct order *order);                                   /* NULL or an error message */
+char *directory_check(const char *path);                                       /* NULL or an error message */
 bool write_area_is_full(void);
 
 /* spawn.c */
 pid_t spawn(char **argv, char **variables, const int *files, int count, bool has_terminal); /* -1 sets errno */
+void set_oom_score(const char *score);
 
 /* source.c */
 char *source_place(const struct order *order, int number, int *file); /* NULL sets errno; free the result */

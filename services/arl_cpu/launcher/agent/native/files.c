@@ -280,3 +280,18 @@ char *files_send(const struct order *order)
     }
     return message;
 }
+
+char *directory_check(const char *path)
+{
+    struct stat state;
+    char *problem = NULL;
+    int length = 0;
+
+    if (stat(path, &state) < 0 || !S_ISDIR(state.st_mode))
+        length = asprintf(&problem, "cwd '%s' is not a directory of the environment", path);
+    else if (access(path, X_OK) < 0)
+        length = asprintf(&problem, "cwd '%s' cannot be entered: %s", path, strerror(errno));
+    if (length < 0)
+        _exit(1);
+    return problem;
+}

@@ -18,14 +18,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, STANDARD_FILES = 3, MAX_NOTES = 4, END_MS = 2500 };
+enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, STANDARD_FILES = 3, MAX_NOTES = 4, END_MS = 2500, SHELL_END_MS = 500 };
 
 struct agent agent;
 
 static struct {
-    bool runs, is_watched, has_ended;
-    pid_t pid; /* 0 if it has no first process */
-    int status;
+    bool runs, is_watched, has_ended, has_shell_ended;
+    pid_t pid, shell_pid; /* 0 if it has no first process, or no session */
+    int status, shell_status;
     long peak_kib;
     const char *notes[MAX_NOTES];
     int note_count;
@@ -107,10 +107,13 @@ static void finish(int status, long peak_kib)
     source_remove();
     size_t left = agent.keeps_processes ? count_left() : 0;
     char *message = with_notes(files_send(&action.order)), *text = message ? quoted(message) : NULL;
+    char shell[16] = "null";
 
-    say("{\"op\": \"exited\", \"status\": %d, \"peak_kib\": %ld, \"cpu_us\": %lld, \"leftover_processes\": %zu, "
+    if (action.has_shell_ended)
+        snprintf(shell, sizeof shell, "%d", action.shell_status);
+    say("{\"op\": \"exited\", \"status\": %d, \"pid\": %d, \"shell_status\": %s, \"peak_kib\": %ld, \"cpu_us\": %lld, \"leftover_processes\": %zu, "
         "\"message\": %s, \"limit_if_failed\": %s}",
-        status, peak_kib, children_cpu_us() - action.cpu_us_before, left, text ? text : "null",
+        status, (int)action.pid, shell, peak_kib, children_cpu_us() - action.cpu_us_before, left, text ? text : "null",
         is_full ? "\"disk\"" : "null");
     free(text);
     free(message);
@@ -143,12 +146,6 @@ static void report_unstarted(int failure, int standard_error)
         free(text);
     }
     forget_action();
-}
-
-static void set_oom_score(const char *score)
-{
-    if (pwrite(OOM_SCORE, score, strlen(score), 0) < 0)
-        errno = 0; /* a host may have set a higher minimum */
 }
 
 /* Return 0 or an errno. */
@@ -214,8 +211,10 @@ static void launch(const int *files, int count)
     }
     action.is_watched = order_is(&action.order, "watch");
     action.cpu_us_before = children_cpu_us();
-    if (action.is_watched)
+    if (action.is_watched) {
         others(&action.before);
+        action.shell_pid = action.order.argv.count ? atoi(action.order.argv.at[0].text) : 0;
+    }
     /* If memory runs out, the kernel must choose the action and not the agent. */
     set_oom_score("1000");
     for (int attempt = 0; attempt < 2; attempt++) {
@@ -241,22 +240,6 @@ static void launch(const int *files, int count)
         finish(0, 0);
 }
 
-/* Return NULL or an error message. */
-static char *check_directory(const char *path)
-{
-    struct stat state;
-    char *problem = NULL;
-    int length = 0;
-
-    if (stat(path, &state) < 0 || !S_ISDIR(state.st_mode))
-        length = asprintf(&problem, "cwd '%s' is not a directory of the environment", path);
-    else if (access(path, X_OK) < 0)
-        length = asprintf(&problem, "cwd '%s' cannot be entered: %s", path, strerror(errno));
-    if (length < 0)
-        _exit(1);
-    return problem;
-}
-
 static void start(const int *files, int count)
 {
     bool is_full;
@@ -270,7 +253,7 @@ static void start(const int *files, int count)
     add_note(workspace_mend());
     problem = files_write(&action.order, &is_full);
     if (!problem)
-        problem = check_directory(action.order.directory.at[0].text);
+        problem = directory_check(action.order.directory.at[0].text);
     if (problem && is_full)
         say_limit("disk", "the input files do not fit on the disk of the environment");
     else if (problem)
@@ -297,23 +280,6 @@ static void end_action(void)
         kill(-1, SIGKILL);
 }
 
-/* Return false at the end of the channel. */
-static bool obey(void)
-{
-    char text[64] = "";
-    int files[MAX_FILES], count;
-
-    if (hear(CHANNEL, text, sizeof text - 1, files, &count) <= 0)
-        return false;
-    if (strcmp(text, "{\"op\": \"start\"}") == 0 && count >= 4)
-        start(files, count);
-    else if (strcmp(text, "{\"op\": \"kill\"}") == 0 && action.runs)
-        end_action();
-    else if (strcmp(text, "{\"op\": \"finish\"}") == 0 && action.runs && action.is_watched)
-        finish(0, 0);
-    return true;
-}
-
 /* A program can declare its parent, which may be this process, its tracer. Release it with the signal that stopped it. */
 static void release_tracee(pid_t pid, int status)
 {
@@ -335,10 +301,44 @@ static void reap(void)
             action.has_ended = true;
             action.status = status;
             action.peak_kib = usage.ru_maxrss;
+        } else if (action.runs && pid == action.shell_pid) {
+            action.has_shell_ended = true;
+            action.shell_status = status;
         }
     }
     if (action.runs && action.has_ended)
         finish(action.status, action.peak_kib);
+}
+
+/* The terminal of a shell ends a moment before the shell can be reaped. */
+static void finish_after_shell(void)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+
+    for (int waited = 0; waited < SHELL_END_MS && action.shell_pid && !action.has_shell_ended; waited++) {
+        reap();
+        nanosleep(&pause, NULL);
+    }
+    finish(0, 0);
+}
+
+/* Return false at the end of the channel. */
+static bool obey(void)
+{
+    char text[64] = "";
+    int files[MAX_FILES], count;
+
+    if (hear(CHANNEL, text, sizeof text - 1, files, &count) <= 0)
+        return false;
+    if (strcmp(text, "{\"op\": \"start\"}") == 0 && count >= 4)
+        start(files, count);
+    else if (strcmp(text, "{\"op\": \"kill\"}") == 0 && action.runs)
+        end_action();
+    else if (strcmp(text, "{\"op\": \"finish\"}") == 0 && action.runs && action.is_watched)
+        finish(0, 0);
+    else if (strcmp(text, "{\"op\": \"finish\", \"shell\": \"ended\"}") == 0 && action.runs && action.is_watched)
+        finish_after_shell();
+    return true;
 }
 
 static void serve(int signals)

@@ -85,3 +85,9 @@ pid_t spawn(char **argv, char **variables, const int *files, int count, bool has
     errno = failure; /* a child that did not execute the command is reaped like any other */
     return failure ? -1 : pid;
 }
+
+void set_oom_score(const char *score)
+{
+    if (pwrite(OOM_SCORE, score, strlen(score), 0) < 0)
+        errno = 0; /* a host may have set a higher minimum */
+}
