@@ -10,6 +10,7 @@ from pathlib import Path
 from arl_kit.child_process import child_environment
 from arl_kit.telemetry.otel import service_environment
 from arl_local.credentials import NODE_KINDS, NodeIdentity, service_secrets
+from arl_local.delegated_cgroup import BUS_VARIABLES
 from arl_local.env_routing import forwarded_variables
 from arl_local.state_dir import StateDir
 from arl_local.supervisor import ProcessSpec
@@ -76,6 +77,8 @@ class ProcessPlan:
     database_urls: Mapping[str, str]
     environment: Mapping[str, str]
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULT_COMMANDS)
+    delegation: tuple[str, ...] = ()
+    """Words before the launcher's command that run it in a delegated cgroup."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,9 +116,11 @@ class ProcessPlan:
             "TANGRAM_NODE_NAME": socket.gethostname(),
             "TANGRAM_TEMPLATES_DIR": self._templates_dir,
         }
-        ready = _socket_probe(self._launcher_socket)
+        if self.delegation:
+            env |= {name: self.environment[name] for name in BUS_VARIABLES if name in self.environment}
+        spec = self._process_spec("cpu-launcher", env, ready=_socket_probe(self._launcher_socket))
         return replace(
-            self._process_spec("cpu-launcher", env, ready=ready), fatal_exit_codes=frozenset({LAUNCHER_EXIT_NO_SANDBOX})
+            spec, argv=(*self.delegation, *spec.argv), fatal_exit_codes=frozenset({LAUNCHER_EXIT_NO_SANDBOX})
         )
 
     def _service_spec(self, name: str) -> ProcessSpec:

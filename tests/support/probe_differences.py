@@ -12,9 +12,6 @@ _CHANGEABLE = "An action may change every file of its own copy of the image, for
 _HOST = "The host template shows the node's programs and libraries and hides its other directories"
 _HOME = "Programs of images are installed for root, so HOME is the home of root, also if the image has a user 1000"
 _UNCOUNTED = "Without a memory cgroup, memory that is mapped by no process cannot be limited"
-_DATA_LIMIT = (
-    "Without a memory cgroup, RLIMIT_DATA limits private memory. Some programs reserve more, or set that limit"
-)
 _NO_CGROUP = "Without a memory cgroup, no file tells a program its memory limit"
 _REFUSED = "Operation not permitted\n"
 _INVALID = "Invalid argument\n"
@@ -96,20 +93,11 @@ DOCUMENTED: Sequence[DocumentedDifference] = (
         without="cpuset",
     ),
     *(
-        DocumentedDifference(name=name, reason=_DATA_LIMIT, output=None, without="memory")
-        for name in (
-            *("limits_at_the_start", "limits_of_the_shell", "hard_limits_of_the_shell"),
-            *("data_limit_is_set_to_any_size", "usual_limits_of_code_harnesses_together"),
-            *("reservation_of_64_gib", "malloc_of_a_large_range"),
-            *("address_sanitizer_with_leak_check", "leak_is_reported_by_the_sanitizer", "thread_sanitizer"),
-            *("java_fills_its_heap_and_catches_the_error", "java_garbage_of_6_gib_is_collected"),
-        )
-    ),
-    *(
         DocumentedDifference(name=name, reason=_NO_CGROUP, output=None, without="memory")
         for name in (
             *("own_memory_limit_is_found_in_the_cgroup", "memory_limit_of_2_gib_is_found"),
             *("java_heap_fits_into_2_gib", "node_heap_fits_into_2_gib"),
+            *("java_fills_its_heap_and_catches_the_error", "java_garbage_of_6_gib_is_collected"),
         )
     ),
 )

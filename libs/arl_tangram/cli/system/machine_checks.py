@@ -168,7 +168,7 @@ def _cgroups() -> MachineFinding:
         controllers = _read(own / "cgroup.controllers")
         if os.access(own, os.W_OK) and os.access(own / "cgroup.procs", os.W_OK) and controllers:
             return MachineFinding("cgroups", FindingLevel.OK, f"v2, may divide {own}: {controllers}")
-        fix = "systemd-run --user --scope -p Delegate=yes tangram up, or run as root"
+        fix = "`systemctl edit user@.service` with Delegate=cpu cpuset memory pids and a new login, or run as root"
         return MachineFinding(
             "cgroups", FindingLevel.WARN, f"v2, but {own} may not be divided: limits are not enforced by it", fix
         )

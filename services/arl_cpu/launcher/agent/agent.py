@@ -29,6 +29,7 @@ from arl_cpu.launcher.agent.agent_descriptors import (
     redirect_standard_files_to_null,
 )
 from arl_cpu.launcher.agent.agent_request import AgentRequest
+from arl_cpu.launcher.agent.memory_watch import MemoryWatch
 from arl_cpu.launcher.agent.process_spawn import spawn_by_fork, spawn_process, spawn_session
 from arl_cpu.launcher.files import workspace
 from arl_cpu.launcher.isolation.isolation import AgentSetup, Isolation, TemplateLayers
@@ -117,6 +118,7 @@ class _SandboxAgent:
     def __init__(self, channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_score: int) -> None:
         self._channel, self._isolation, self._setup, self._oom_score = channel, isolation, setup, oom_score
         self._workspace = workspace.AgentWorkspace(setup.workspace)
+        self._memory = MemoryWatch(isolation, setup.memory_mib * _MIB)
         self._action: AgentAction | None = None
         self._has_leftovers = False
         woken, waker = socket.socketpair()
@@ -133,7 +135,8 @@ class _SandboxAgent:
         """Serve requests until the channel ends."""
         while True:
             polled = self._action is not None and (self._setup.watches_memory or self._setup.watches_files)
-            for fd, _ in self._poller.poll(_POLL_S * 1000 if polled else None):
+            delay_s = self._memory.delay_s if self._setup.watches_memory else _POLL_S
+            for fd, _ in self._poller.poll(delay_s * 1000 if polled else None):
                 if fd == self._woken.fileno():
                     self._woken.recv(4096)
                 elif not self._handle_message():
@@ -325,10 +328,7 @@ class _SandboxAgent:
         message = joined(action.note, self._workspace.send_files(action.request.fetch, self._channel))
         # A child starts with the agent's own pages, which are not the action's memory.
         peak_kib = max(peak_kib if peak_kib > _own_peak_kib() + _PEAK_MARGIN_KIB else 0, action.peak_kib)
-        near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
-        limit = "memory" if action.is_over_memory or (near_limit and self._setup.watches_memory) else None
-        if limit is None:
-            limit = action.exceeded_limit or ("disk" if is_full else None)
+        limit = "memory" if action.is_over_memory else action.exceeded_limit or ("disk" if is_full else None)
         self._channel.send(
             {
                 "op": "exited",
@@ -378,10 +378,7 @@ class _SandboxAgent:
             self._check_memory(action)
 
     def _check_memory(self, action: AgentAction) -> None:
-        each = [process.memory() for process in self._isolation.other_processes()]
-        # Mapped files of the write area are also shared memory; count them once.
-        shared = max(sum(shared for _, shared in each), self._isolation.write_area_used_bytes())
-        used = sum(anonymous for anonymous, _ in each) + shared + self._isolation.socket_bytes()
+        used = self._memory.used_bytes()
         action.peak_kib = max(action.peak_kib, used >> 10)
         if used > self._setup.memory_mib * _MIB:
             action.is_over_memory = True

@@ -114,14 +114,12 @@ class Isolation(Protocol):
 
 
 def apply_limits(setup: AgentSetup, *, processes: int) -> None:
-    """Limit files always; limit memory and this uid's `processes` only without a cgroup."""
+    """Limit files always; limit this uid's `processes` only without a cgroup. Memory is watched, see `MemoryWatch`."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     if setup.has_cgroup:
         return
     _set_limit(resource.RLIMIT_NPROC, processes)
-    # Limit private writable memory only: the address space includes memory that a runtime merely reserves.
-    _set_limit(resource.RLIMIT_DATA, setup.memory_mib * _MIB)
 
 
 def lower_priority() -> None:

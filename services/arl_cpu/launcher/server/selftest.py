@@ -304,7 +304,7 @@ def _capabilities(host: SandboxHost, findings: _SelfTestFindings) -> tuple[NodeC
         _isolation_capability("kill_tree", findings.is_all_killed and inside["signals"], how["kill_tree"]),
         _limit_capability("cpu_quota", group, inside["share"] < 0.5, "", unverified),
         _limit_capability("cpuset", group, pinned, "affinity, fixed by seccomp", unverified),
-        _limit_capability("memory", group, memory_seen, "RLIMIT_DATA and a polled sum", unverified),
+        _limit_capability("memory", group, memory_seen, "a polled sum of resident memory", unverified),
         _limit_capability("pids", group, few, how["pids"], unverified),
         _limit_capability("freeze", group, findings.is_frozen, "SIGSTOP", unverified),
         _disk_total(host, bounded),
