@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from arl_local.database import ensure_embedded_database, postgres_spec, provision_database
-from arl_local.postgres.embedded_postgres import EmbeddedPostgres
 from arl_local.delegated_cgroup import delegation_command
+from arl_local.postgres.embedded_postgres import EmbeddedPostgres
 from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, node_of, process_names
 from arl_local.service_accounts import NO_HOME, SERVICE_ACCOUNT_FILE, account_problem, service_accounts
 from arl_local.state_dir import StateDir, choose_ports

@@ -377,7 +377,7 @@ class TestHostileImages:
     def test_agent_without_its_import_path_imports_nothing(self) -> None:
         code = f"""
 import os, sys
-from arl_cpu.launcher.agent.agent import disable_imports
+from arl_cpu.launcher.agent.agent_process import disable_imports
 os.chdir({os.path.dirname(os.__file__)!r})
 disable_imports()
 import wave

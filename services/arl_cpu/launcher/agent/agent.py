@@ -10,7 +10,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 import time
 from typing import NoReturn
 
@@ -21,11 +20,13 @@ from arl_cpu.launcher.agent.agent_action import (
     joined,
     release_tracee,
 )
-from arl_cpu.launcher.agent.agent_descriptors import (
+from arl_cpu.launcher.agent.agent_process import (
     CHANNEL_FD,
     NATIVE_FD,
     OOM_SCORE_FD,
     close_other_files,
+    disable_imports,
+    open_oom_score,
     redirect_standard_files_to_null,
 )
 from arl_cpu.launcher.agent.agent_request import AgentRequest
@@ -36,7 +37,7 @@ from arl_cpu.launcher.isolation.isolation import AgentSetup, Isolation, Template
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.processes import signal_each
 
-__all__ = ["disable_imports", "run_agent"]
+__all__ = ["run_agent"]
 
 _POLL_S = 0.1
 _KILL_GRACE_S = 0.2
@@ -77,11 +78,6 @@ def _prepare_and_serve(channel: PacketChannel, isolation: Isolation) -> None:
     if (received := channel.receive()) is not None:
         setup = {key: value for key, value in received[0].items() if key != "op"}
         serve(channel, isolation, AgentSetup.from_message(setup), oom_score)
-
-
-def open_oom_score() -> int:
-    """Open the file before the isolation; afterwards the agent's uid may not open it."""
-    return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
 
 
 def serve(channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_score: int) -> None:
@@ -383,12 +379,6 @@ class _SandboxAgent:
         if used > self._setup.memory_mib * _MIB:
             action.is_over_memory = True
             self._kill(action)
-
-
-def disable_imports() -> None:
-    """Import nothing from now on: programs may write the files at this interpreter's paths."""
-    sys.path.clear()
-    sys.path_importer_cache.clear()
 
 
 def _own_peak_kib() -> int:

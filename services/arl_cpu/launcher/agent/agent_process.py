@@ -1,9 +1,18 @@
-"""The file descriptors of a new agent."""
+"""The process of a new agent: its file descriptors, its score for the out-of-memory killer and its imports."""
 
 import fcntl
 import os
+import sys
 
-__all__ = ["CHANNEL_FD", "NATIVE_FD", "OOM_SCORE_FD", "close_other_files", "redirect_standard_files_to_null"]
+__all__ = [
+    "CHANNEL_FD",
+    "NATIVE_FD",
+    "OOM_SCORE_FD",
+    "close_other_files",
+    "disable_imports",
+    "open_oom_score",
+    "redirect_standard_files_to_null",
+]
 
 CHANNEL_FD = 3
 NATIVE_FD = OOM_SCORE_FD = 4  # used one after the other
@@ -23,3 +32,14 @@ def redirect_standard_files_to_null() -> None:
         os.dup2(null, number)
     if null > 2:
         os.close(null)
+
+
+def open_oom_score() -> int:
+    """Open the file before the isolation; afterwards the agent's uid may not open it."""
+    return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+
+
+def disable_imports() -> None:
+    """Import nothing from now on: programs may write the files at this interpreter's paths."""
+    sys.path.clear()
+    sys.path_importer_cache.clear()
