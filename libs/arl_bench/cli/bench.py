@@ -13,6 +13,7 @@ import typer
 from arl_bench.cli import bench_demo, bench_rewards
 from arl_bench.cli.running_system import ensure_system_up
 from arl_bench.control_plane import scheduling_rounds as rounds_
+from arl_bench.control_plane.attacks import AttackBenchConfig, run_attacks
 from arl_bench.control_plane.overhead import OverheadBenchConfig, run_overhead
 from arl_bench.control_plane.soak import BATCH, CONCURRENT_BATCHES, RETENTION_SETTINGS, run_soak
 from arl_bench.control_plane.trace_export import run_trace_export
@@ -318,6 +319,21 @@ def rounds(
         fail(str(error) or type(error).__name__)
     load = {**asdict(sizes), "policy": "spar_m"}
     print_report("rounds", as_json=as_json, load=load, figures=figures, samples=samples, repeats=sizes.repeats)
+
+
+@group.command()
+def attacks(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of all measurements.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each measurement.")] = 15.0,
+) -> None:
+    """Measure a client's latency while others send large bodies, half requests and archives that are slow to read."""
+    sizes = AttackBenchConfig(repeats=repeats, seconds=seconds)
+    try:
+        figures, samples = run_attacks(sizes, print_progress)
+    except TangramError as error:
+        fail(str(error))
+    print_report("attacks", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
