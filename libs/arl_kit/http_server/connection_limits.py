@@ -8,7 +8,9 @@ import resource
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from arl_kit.http_server.upgrade_requests import UpgradeIgnoringProtocol
 
 __all__ = ["ConnectionLimits", "ConnectionTable", "LimitedHttpProtocol", "limited_protocol"]
 
@@ -130,7 +132,7 @@ def _discard(
             del table[connection.address]
 
 
-class LimitedHttpProtocol(HttpToolsProtocol):
+class LimitedHttpProtocol(UpgradeIgnoringProtocol):
     """Uvicorn's connection with the limits of a `ConnectionTable`."""
 
     table: ConnectionTable
@@ -143,7 +145,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._unread_bytes = self._trailer_bytes = 0
         self._opened_at = 0.0
-        self._in_header = True
+        self._in_header = self._header_continues = True
         self._in_body = False
         self._is_counted = False
 
@@ -166,11 +168,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.table.remove(self)
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         """Parse the data, and limit the size of headers and of bodies that nothing reads."""
-        was_in_header, was_unread = self._in_header, self._has_unread_body()
+        was_unread = self._has_unread_body()
+        self._header_continues = self._in_header
         super().data_received(data)
-        if was_in_header and self._in_header:
+        if self._header_continues:
             self._header_bytes += len(data)
             if self._header_bytes > self.table.limits.max_header_bytes:
                 self._refuse(431, "The header of the request is too large.")
@@ -199,6 +202,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Stop the limits of headers and start the request."""
         self._in_header, self._in_body, self._unread_bytes, self._trailer_bytes = False, True, 0, 0
+        self._header_continues = False
         self._stop_header_timer()
         self.table.mark_active(self)
         super().on_headers_complete()

@@ -1,0 +1,59 @@
+"""Requests that offer another protocol, such as HTTP/2: serve them by HTTP/1.1, with their body.
+
+Java's HTTP client sends `Upgrade: h2c` with its first request. RFC 9110 (section 7.8) lets a server ignore the field.
+The parser of uvicorn ends such a request after its header, and uvicorn drops the body.
+"""
+
+import sys
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["UpgradeIgnoringProtocol"]
+
+UPGRADE_FIELDS = (b"upgrade", b"http2-settings")
+
+
+class UpgradeIgnoringProtocol(HttpToolsProtocol):
+    """Uvicorn's connection without other protocols. It parses such a request again without the fields of the offer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._received: bytes | memoryview = b""
+        self._repeated: tuple[bytes, memoryview] | None = None
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        """Parse the data. Each offer in it ends the parser's work, so the rest is parsed after it."""
+        self._received = data
+        super().data_received(data)  # type: ignore[arg-type]
+        while self._repeated is not None:
+            (head, rest), self._repeated = self._repeated, None
+            self._received = rest
+            super().data_received(head)
+            super().data_received(rest)  # type: ignore[arg-type]
+
+    def on_headers_complete(self) -> None:
+        """Start the request, except if its header is parsed again."""
+        if not self._is_offer():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Note the end of the body, except if the header is parsed again."""
+        if not self._is_offer():
+            super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Prepare the header without the offer. Uvicorn calls this method while it handles the parser's exception."""
+        offer = sys.exception()
+        if isinstance(offer, httptools.HttpParserUpgrade) and self._is_offer():
+            version = self.parser.get_http_version().encode()
+            lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+            lines += [b"%s: %s" % field for field in self.headers if field[0] not in UPGRADE_FIELDS]
+            self._repeated = b"\r\n".join([*lines, b"", b""]), memoryview(self._received)[offer.args[0] :]
+
+    def _is_offer(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
