@@ -5,7 +5,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -125,6 +125,28 @@ def _postprocess(document: Json) -> None:
             if examples := RESPONSE_EXAMPLES.get((operation["operationId"], status)):
                 _add_examples(response, examples)
     _make_portable(document)
+    _require_discriminators(document)
+
+
+def _require_discriminators(document: Json) -> None:
+    """Require the field that tells the forms of a union apart, although one form may have a default for it."""
+    schemas = document["components"]["schemas"]
+    for union in _unions_of(document):
+        field = union["discriminator"]["propertyName"]
+        for choice in union["discriminator"]["mapping"].values():
+            required = schemas[choice.rpartition("/")[2]].setdefault("required", [])
+            if field not in required:
+                required.append(field)
+
+
+def _unions_of(value: Any) -> Iterator[Json]:
+    """Yield every union with a discriminator in a part of the document."""
+    if isinstance(value, dict):
+        if "mapping" in value.get("discriminator", {}):
+            yield value
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from _unions_of(each)
 
 
 def _make_portable(value: Any) -> None:
@@ -139,13 +161,34 @@ def _make_portable(value: Any) -> None:
             _make_portable(each)
     if value.get("type") in ("integer", "number") and "format" not in value:
         value["format"] = _number_format(value)
-    choices = value.get("anyOf")
-    if isinstance(choices, list):
-        value.pop("default", None)  # Go cannot write a default of a union
-        if any(isinstance(choice, dict) and choice.get("type") == "array" for choice in choices):
-            del value["anyOf"]
-            said = f"{' or '.join(map(_choice_name, choices))}"
-            value["description"] = f"{value['description']}. {said}" if "description" in value else said
+    _type_values_of_patterns(value)
+    _make_unions_portable(value)
+
+
+def _type_values_of_patterns(schema: Json) -> None:
+    """Move the only pattern of an object's keys to `propertyNames`. Generators give `patternProperties` no type."""
+    patterns = schema.get("patternProperties")
+    if isinstance(patterns, dict) and len(patterns) == 1 and "additionalProperties" not in schema:
+        del schema["patternProperties"]
+        ((pattern, schema["additionalProperties"]),) = patterns.items()
+        schema["propertyNames"] = {**schema.get("propertyNames", {}), "pattern": pattern}
+
+
+def _make_unions_portable(schema: Json) -> None:
+    """Remove what Go and Java cannot express: defaults of unions, and unions with arrays."""
+    choices = [choice for name in ("anyOf", "oneOf") for choice in schema.get(name, []) if isinstance(choice, dict)]
+    if not choices:
+        return
+    if (default := schema.pop("default", None)) is not None:
+        _append_sentence(schema, f"Default: `{json.dumps(default)}`")
+    if any(choice.get("type") == "array" for choice in choices):
+        for name in ("anyOf", "oneOf"):
+            schema.pop(name, None)
+        _append_sentence(schema, " or ".join(map(_choice_name, choices)))
+
+
+def _append_sentence(schema: Json, sentence: str) -> None:
+    schema["description"] = f"{schema['description']}. {sentence}" if "description" in schema else sentence
 
 
 def _number_format(schema: Json) -> str:

@@ -49,7 +49,8 @@ def test_document_has_only_forms_that_generators_of_all_languages_read() -> None
         assert "itemSchema" not in schema, "OpenAPI 3.2"
         if schema.get("type") in ("integer", "number"):
             assert schema["format"] in ("int32", "int64", "double"), schema
-        choices = schema.get("anyOf", [])
+        assert "patternProperties" not in schema, "generators give the values no type"
+        choices = schema.get("anyOf", []) + schema.get("oneOf", [])
         assert not any(choice.get("type") == "array" for choice in choices), "Java has no such type"
         assert not (choices and "default" in schema), "Go cannot write it"
 
@@ -83,6 +84,9 @@ def test_union_of_objects_names_its_discriminator_field() -> None:
     unions = [each for each in inside(SCHEMAS) if sum("$ref" in choice for choice in each.get("oneOf", [])) > 1]
     assert unions
     for union in unions:
+        field = union["discriminator"]["propertyName"]
+        for choice in union["oneOf"]:
+            assert field in SCHEMAS[choice["$ref"].rpartition("/")[2]]["required"]
         assert set(union["discriminator"]["mapping"].values()) == {choice["$ref"] for choice in union["oneOf"]}
     assert not [each for each in inside(SCHEMAS) if sum("$ref" in choice for choice in each.get("anyOf", [])) > 1]
 
