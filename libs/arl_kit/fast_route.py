@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -20,6 +19,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from arl_kit.app import validation_failed
+from arl_kit.optional_nulls import OptionalNullRoute, without_optional_nulls
 
 __all__ = ["NOBODY", "FastRoute", "serve_by_path"]
 
@@ -28,7 +28,7 @@ NOBODY = 499
 """Status in the metrics for a client that disconnected."""
 
 
-class FastRoute(APIRoute):
+class FastRoute(OptionalNullRoute):
     """A route whose endpoint takes `body`, a pydantic model, then `caller`, `request` and `response`.
 
     The caller is admitted before the body is read. Headers set on `response` are sent only if the endpoint copies them.
@@ -96,6 +96,12 @@ def _read(model: type[BaseModel], content: bytes) -> BaseModel:
         found = _errors_of(error)
     if found[0]["type"] == "json_invalid":
         found = _errors_by_field(model, content) or found
+    elif (reduced := without_optional_nulls(model, content)) is not None:
+        # After a failure only: a validator that ignores null would take a quarter of the time of the validation.
+        try:
+            return model.model_validate_json(reduced)
+        except ValidationError as error:
+            found = _errors_of(error)
     raise validation_failed(found)
 
 

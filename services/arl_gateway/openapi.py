@@ -24,8 +24,9 @@ invalid fields. For a 500, search the logs for its `trace_id`. For 429 and 503, 
 `Retry-After`. A method that a path does not support returns 405 with `Allow`. A submission with an `Idempotency-Key`
 can be repeated after any error.
 
-**Absent fields.** A field without a value is absent, not null. A list has `next_cursor` if more items follow; pass it
-as `cursor` to get the next page.
+**Absent fields.** A field without a value is absent, not null. In a request, null in an optional field means the same
+as an absent field, except where the description of the field gives null a meaning. A list has `next_cursor` if more
+items follow; pass it as `cursor` to get the next page.
 
 **Compatibility.** Within `/v1`, later versions only add paths, fields, codes and enumeration values. Clients must
 ignore those that they do not know.
@@ -222,6 +223,7 @@ def _without_null(schema: Json) -> Json:
     """Return the schema without null and without objects as defaults.
 
     Generators create extra types for null and cannot create default objects. Omitting the field means the same.
+    Requests may contain null in every optional field (`arl_kit.optional_nulls`); the description of the API says so.
     """
     kept = {key: value for key, value in schema.items() if not (key == "default" and isinstance(value, dict | None))}
     choices = [choice for choice in kept.get("anyOf", []) if choice != NULL_SCHEMA]

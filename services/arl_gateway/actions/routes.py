@@ -25,13 +25,14 @@ from arl_gateway.http.dependencies import (
     request_trace,
 )
 from arl_kit.app import error_responses
+from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.actions.action import Action, ActionListResponse, Name, WaitRequest, WaitResponse
 from arl_wire.actions.batches import SubmitBatchResponse
 from arl_wire.errors import BadRequest, NotFound
 
 __all__ = ["router", "trajectories"]
 
-router = APIRouter(prefix="/v1", tags=["actions"])
+router = APIRouter(prefix="/v1", tags=["actions"], route_class=OptionalNullRoute)
 trajectories = APIRouter(prefix="/v1/trajectories", tags=["trajectories"])
 
 

@@ -8,12 +8,13 @@ from arl_gateway.admin.nodes import NodeAdmin
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, AdminWriter, RootAdmin
 from arl_kit.app import error_responses
+from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
 from arl_wire.errors import Conflict, NotFound
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1/admin", tags=["admin"])
+router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=OptionalNullRoute)
 
 
 async def _nodes(request: Request) -> NodeAdmin:

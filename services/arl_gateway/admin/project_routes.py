@@ -8,13 +8,14 @@ from arl_gateway.admin.projects import ProjectAdmin
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
 from arl_kit.app import error_responses
+from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.actions.action import Name
 from arl_wire.admin.queues import ChangeProjectRequest, Project, ProjectListResponse
 from arl_wire.errors import NotFound
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1/admin", tags=["admin"])
+router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=OptionalNullRoute)
 
 
 async def _projects(request: Request) -> ProjectAdmin:

@@ -10,6 +10,7 @@ from arl_gateway.admin.queues import QueueAdmin
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter, RootAdmin
 from arl_kit.app import error_responses
+from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.actions.action import Name
 from arl_wire.admin.consistency import ConsistencyReport
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
@@ -18,7 +19,7 @@ from arl_wire.errors import Conflict, NotFound
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1/admin", tags=["admin"])
+router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=OptionalNullRoute)
 
 
 async def _key_admin(request: Request) -> KeyAdmin:

@@ -18,6 +18,7 @@ from arl_gateway.http.dependencies import (
     request_trace,
 )
 from arl_kit.app import error_responses
+from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.actions.action import Action, Name, RelativePath
 from arl_wire.environments.environment import (
     CreateEnvironmentRequest,
@@ -49,7 +50,7 @@ CreateWait = Annotated[
     float, Query(ge=0, le=55, description="Maximum seconds to wait until the environment is created")
 ]
 
-router = APIRouter(prefix="/v1/environments", tags=["environments"])
+router = APIRouter(prefix="/v1/environments", tags=["environments"], route_class=OptionalNullRoute)
 
 
 @router.post(

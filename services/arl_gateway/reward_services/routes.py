@@ -8,6 +8,7 @@ from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, AdminWriter, Reader
 from arl_gateway.reward_services.service import RewardServiceAdmin
 from arl_kit.app import error_responses
+from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.errors import Conflict, NotFound
 from arl_wire.reward_services.service import (
     RegisterRewardServiceRequest,
@@ -19,7 +20,7 @@ from arl_wire.scores import ServiceName
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["reward-services"])
+router = APIRouter(prefix="/v1", tags=["reward-services"], route_class=OptionalNullRoute)
 
 
 async def _reward_services(request: Request) -> RewardServiceAdmin:

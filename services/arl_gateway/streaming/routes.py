@@ -10,6 +10,7 @@ from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY,
 from arl_gateway.streaming.log_streams import LogStreams
 from arl_gateway.streaming.sse import EventStream
 from arl_kit.app import error_responses
+from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.actions.output_events import SendInputRequest, SendInputResponse
 from arl_wire.errors import BadRequest, Conflict, InputClosed, InputFull, NotFound, NotRunning
 
@@ -36,7 +37,7 @@ LastEventId = Annotated[
     ),
 ]
 
-router = APIRouter(prefix="/v1/actions", tags=["actions"])
+router = APIRouter(prefix="/v1/actions", tags=["actions"], route_class=OptionalNullRoute)
 
 
 async def _log_streams(request: Request) -> LogStreams:

@@ -7,12 +7,12 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from arl_core.domain.states import ActionOutcome
 from arl_gateway.compat.swerex.models import SwerexErrorResponse, SwerexExceptionTransfer
 from arl_kit.fast_route import NOBODY
+from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.actions.action import Action
 
 __all__ = [
@@ -62,7 +62,7 @@ class SwerexError(Exception):
         )
 
 
-class SwerexRoute(APIRoute):
+class SwerexRoute(OptionalNullRoute):
     """A route that returns each `SwerexError` for the client to raise. Invalid keys and bodies stay plain HTTP
     errors.
     """
