@@ -1,6 +1,7 @@
 """The application frame of a service: problem responses, probes and service-to-service authentication."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
@@ -23,6 +24,7 @@ from arl_kit.telemetry import current_traceparent, trace_id_of
 from arl_store.tx import PoolBusy, PostgresStore, is_temporary
 from arl_wire.errors import (
     BadRequest,
+    DatabaseDiskFull,
     FieldError,
     Internal,
     ProblemDetails,
@@ -67,6 +69,8 @@ CONNECTION_ERRORS = (
 )
 """Exceptions that a lost database connection may raise; `is_temporary` decides for each of them."""
 _DATABASE_UNREACHABLE = "the database is not reachable"
+_DISK_FULL = "the disk of the database is full; free space there, then try again"
+_UNREADY_AFTER_FULL_DISK_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +118,14 @@ def create_app(
         too_large=_too_large,
         respond=_respond,
     )
-    app.add_exception_handler(TangramError, _on_tangram_error)
+    full_disk = _FullDisk()
+    app.add_exception_handler(TangramError, full_disk.on_tangram_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for lost in CONNECTION_ERRORS:
-        app.add_exception_handler(lost, _on_database_error)
+        app.add_exception_handler(lost, full_disk.on_database_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
-    _add_probes(app, ready)
+    _add_probes(app, ready, full_disk)
     _add_metrics(app, metrics, scrape_dependencies)
     return app
 
@@ -229,10 +234,29 @@ def _problem_response(
     return JSONResponse(content, problem.status, headers, media_type="application/problem+json")
 
 
-async def _on_tangram_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, TangramError):
-        raise error
-    return _respond(error, current_traceparent.get())
+class _FullDisk:
+    """Whether statements failed lately because the disk of Postgres is full. Postgres itself still answers then."""
+
+    def __init__(self) -> None:
+        self._seen_at: float | None = None
+
+    def is_recent(self) -> bool:
+        return self._seen_at is not None and time.monotonic() - self._seen_at < _UNREADY_AFTER_FULL_DISK_S
+
+    async def on_tangram_error(self, request: Request, error: Exception) -> Response:
+        """Return the problem of the error, which another service may have sent."""
+        if not isinstance(error, TangramError):
+            raise error
+        if isinstance(error, DatabaseDiskFull):
+            self._seen_at = time.monotonic()
+        return _respond(error, current_traceparent.get())
+
+    async def on_database_error(self, request: Request, error: Exception) -> Response:
+        """Return 507 if the disk is full, and else the response for other errors of the database."""
+        if not isinstance(error, asyncpg.DiskFullError):
+            return await _on_database_error(request, error)
+        log.error("%s: %s", _DISK_FULL, error)
+        return await self.on_tangram_error(request, DatabaseDiskFull(_DISK_FULL))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
@@ -295,7 +319,7 @@ async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     return _respond(Internal(detail), request.scope.get(TRACEPARENT_KEY))
 
 
-def _add_probes(app: FastAPI, ready: ReadinessCheck) -> None:
+def _add_probes(app: FastAPI, ready: ReadinessCheck, full_disk: _FullDisk) -> None:
     @app.get("/livez", include_in_schema=False)
     async def livez() -> dict[str, str]:
         return {"status": "ok"}
@@ -304,6 +328,8 @@ def _add_probes(app: FastAPI, ready: ReadinessCheck) -> None:
     async def readyz(max_age_s: Annotated[float, Query(ge=0, le=MAX_AGE_S)] = 0.0) -> dict[str, str]:
         """Report readiness. Frequent health checks can pass `max_age_s` to accept a cached database check."""
         missing = await ready(max_age_s)
+        if missing is None and full_disk.is_recent():
+            missing = _DISK_FULL
         if missing is not None:
             raise Unavailable(missing, retry_after_s=1)
         return {"status": "ok"}

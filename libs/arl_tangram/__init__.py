@@ -40,6 +40,7 @@ from arl_wire.environments.files import FileEntry, UploadArchiveResponse
 from arl_wire.errors import (
     BadRequest,
     Conflict,
+    DatabaseDiskFull,
     DemandImpossible,
     EndpointNotFound,
     FieldError,
@@ -94,6 +95,7 @@ __all__ = [
     "CapacityPlan",
     "Conflict",
     "CreateKeyResponse",
+    "DatabaseDiskFull",
     "DemandImpossible",
     "Endpoint",
     "EndpointNotFound",

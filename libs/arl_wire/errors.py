@@ -22,6 +22,7 @@ TangramError
 │   └── InputFull               the program has not read the earlier input
 ├── Unavailable 503             try again; retry_after_s says when
 ├── GatewayTimeout 504          the action continues; repeat the same request to resume waiting
+├── DatabaseDiskFull 507        the disk of Postgres is full; free space there
 └── Internal 500
 
 The body is an RFC 9457 problem: `application/problem+json`.
@@ -34,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = [
     "BadRequest",
     "Conflict",
+    "DatabaseDiskFull",
     "DemandImpossible",
     "EndpointNotFound",
     "FieldError",
@@ -299,6 +301,12 @@ class GatewayTimeout(TangramError):
     """The action has not ended in time and continues; repeat the same request to wait further."""
 
     code, status, title = "gateway_timeout", 504, "The action has not ended yet"
+
+
+class DatabaseDiskFull(TangramError):
+    """The disk of Postgres is full, so nothing can be stored. An operator must free space there."""
+
+    code, status, title = "database_disk_full", 507, "The disk of the database is full"
 
 
 class Internal(TangramError):

@@ -18,6 +18,7 @@ from arl_kit.telemetry.propagation import remote_tracestate
 from arl_trace.history import GATEWAY_TRACESTATE
 from arl_wire.errors import (
     BadRequest,
+    DatabaseDiskFull,
     Forbidden,
     Internal,
     RateLimited,
@@ -34,7 +35,15 @@ API_KEY = HTTPBearer(
     scheme_name="ApiKey",
     description="API key `tk_…`. `tangram up` creates the first one; `POST /v1/admin/keys` creates further ones",
 )
-COMMON_ERRORS = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
+COMMON_ERRORS = (
+    Unauthenticated,
+    Forbidden,
+    ValidationFailed,
+    RateLimited,
+    Internal,
+    Unavailable,
+    DatabaseDiskFull,
+)
 BODY_ERRORS = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
 
 

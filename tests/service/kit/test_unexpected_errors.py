@@ -1,9 +1,10 @@
-"""Test that an unexpected error is logged under the trace id of its response."""
+"""Test the responses to errors that no route expects: their log lines, and a full disk of Postgres."""
 
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import asyncpg
 import httpx
 from fastapi import FastAPI
 
@@ -39,6 +40,10 @@ def an_app() -> FastAPI:
     async def breaks() -> None:
         raise RuntimeError("not foreseen")
 
+    @app.get("/full")
+    async def full() -> None:
+        raise asyncpg.DiskFullError("could not extend file: No space left on device")
+
     return app
 
 
@@ -53,3 +58,14 @@ async def test_unexpected_error_is_logged_under_the_trace_of_the_request() -> No
     finally:
         logger.removeHandler(traces)
     assert (answer.status_code, answer.json()["trace_id"], traces.seen) == (500, TRACE, [TRACE])
+
+
+async def test_full_disk_of_postgres_is_named_and_makes_the_service_unready() -> None:
+    transport = httpx.ASGITransport(an_app(), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+        assert (await client.get("/readyz")).status_code == 200
+        answer = await client.get("/full")
+        assert (answer.status_code, answer.json()["code"]) == (507, "database_disk_full")
+        ready = await client.get("/readyz")
+    assert ready.status_code == 503
+    assert "the disk of the database is full" in ready.json()["detail"]

@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -154,10 +155,26 @@ def status(context: typer.Context, directory: DirOption, output: FormatOption = 
         shown = "unready" if phase == "ready" and not ready else phase
         stdout.print(f"{shown} in {state.directory}, supervisor pid {pid}", markup=False)
         print_rows(PROCESS_HEADINGS, _process_rows(processes, state.service_urls()), empty="no process has started yet")
+        for name, reason in _unready_reasons(processes, state.service_urls()):
+            stderr.print(f"{name} is not ready: {reason}", markup=False)
     if pid is None:
         raise typer.Exit(EXIT_NOT_RUNNING)
     if not ready:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _unready_reasons(processes: Mapping[str, Mapping[str, Any]], urls: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of services that were ready and are not, with what they say themselves."""
+    for name, process in processes.items():
+        if process["state"] != "unready" or name not in urls:
+            continue
+        try:
+            answer = httpx.get(f"{urls[name]}/readyz", timeout=_READINESS_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            yield name, f"it does not answer ({type(error).__name__})"
+            continue
+        if not answer.is_success:
+            yield name, _problem_detail(answer)
 
 
 def _show_remote_status(url: str, output: OutputFormat) -> NoReturn:
