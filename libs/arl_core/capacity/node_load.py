@@ -10,8 +10,8 @@ from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.domain.model import ActionClass, NodeResources, Resources
 from arl_core.durations.curves import to_units
 from arl_core.durations.estimates import IGNORED_OVERRUN
+from arl_core.queue.action_bucket import ActionBucket
 from arl_core.queue.fairness import total_resources
-from arl_core.queue.queue_index import ActionBucket
 from arl_core.queue.quotas import QuotaRoom
 
 __all__ = ["LoadCalculator", "NodeLoad"]

@@ -27,8 +27,9 @@ from arl_core.durations.curves import ParallelismOption
 from arl_core.durations.estimates import DurationEstimates
 from arl_core.policies.policy import SchedulingPolicy
 from arl_core.policies.spar import SparPolicy, fair_cursor
+from arl_core.queue.action_bucket import ActionBucket, effective_arrival
 from arl_core.queue.fairness import own_share
-from arl_core.queue.queue_index import ActionBucket, QueueCursor, effective_arrival
+from arl_core.queue.queue_index import QueueCursor
 
 __all__ = ["MAX_SCANNED", "ActionsAhead", "QueueExplanation", "ResourceShortage", "explain"]
 

@@ -12,8 +12,8 @@ from uuid import UUID
 from arl_core.capacity.device_groups import DEVICE_RESOURCE, DeviceGroup, DeviceGroupFitter, parallelism_degrees
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.domain.model import ActionClass, Grant, QueuedAction, ResidentService, ResourceShape, action_resources
+from arl_core.queue.action_bucket import ActionBucket, effective_arrival
 from arl_core.queue.fairness import dominant_share
-from arl_core.queue.queue_index import ActionBucket, effective_arrival
 from arl_core.queue.quotas import QuotaRoom
 
 __all__ = ["GroupConstants", "grant_device_groups"]

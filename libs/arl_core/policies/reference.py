@@ -26,7 +26,8 @@ from arl_core.domain.model import (
 )
 from arl_core.durations.curves import ParallelismOption
 from arl_core.policies.prefix_allocation import PrefixAllocation
-from arl_core.queue.queue_index import ActionBucket, QueueCursor
+from arl_core.queue.action_bucket import ActionBucket
+from arl_core.queue.queue_index import QueueCursor
 
 __all__ = ["ReferencePolicy"]
 

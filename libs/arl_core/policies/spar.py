@@ -27,8 +27,9 @@ from arl_core.durations.curves import DurationCurve, ParallelismOption, best_opt
 from arl_core.policies.device_groups import GroupConstants, grant_device_groups
 from arl_core.policies.elastic_resize import ElasticResizer
 from arl_core.policies.reservations import RoundReservations
+from arl_core.queue.action_bucket import ActionBucket, effective_arrival
 from arl_core.queue.fairness import FairQueueCursor
-from arl_core.queue.queue_index import ActionBucket, QueueCursor, effective_arrival
+from arl_core.queue.queue_index import QueueCursor
 from arl_core.queue.quotas import QuotaRoom
 
 __all__ = ["SparConstants", "SparPolicy", "fair_cursor"]

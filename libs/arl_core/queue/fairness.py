@@ -11,7 +11,8 @@ from heapq import heapify, heappop, heapreplace
 from uuid import UUID
 
 from arl_core.domain.model import ENVIRONMENT_RESOURCES, QueuedAction, Resources
-from arl_core.queue.queue_index import ActionBucket, QueueCursor
+from arl_core.queue.action_bucket import ActionBucket
+from arl_core.queue.queue_index import QueueCursor
 
 __all__ = [
     "FairQueueCursor",

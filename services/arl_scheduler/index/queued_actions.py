@@ -51,7 +51,7 @@ class _TaskQueue:
 
 
 class QueuedActions:
-    """Queued actions by id. Actions of a paused queue are not candidates."""
+    """Queued actions by id. Rounds do not see those of a paused queue."""
 
     def __init__(self, min_run_time_s: Callable[[ActionClass], float]) -> None:
         self._by_id: dict[UUID, QueuedAction] = {}
@@ -95,15 +95,13 @@ class QueuedActions:
         return action
 
     def offer(self, action: QueuedAction) -> None:
-        """Make an action a candidate unless its queue is paused."""
-        if action.task not in self.paused:
-            self.candidates.add(action)
+        """Make an action a candidate. A round sees it unless its queue is paused."""
+        self.candidates.add(action)
 
-    def pause(self, paused: frozenset[int]) -> list[QueuedAction]:
-        """Pause exactly these queues. Return the actions of all queues that this paused or resumed."""
-        changed = paused ^ self.paused
+    def pause(self, paused: frozenset[int]) -> None:
+        """Pause exactly these queues."""
         self.paused = paused
-        return [each for each in self if each.task in changed] if changed else []
+        self.candidates.queue.pause(paused)
 
     def depths(self) -> dict[int, tuple[int, float]]:
         """Return the number of queued actions of each queue and the submission time of its oldest."""

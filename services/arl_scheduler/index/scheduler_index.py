@@ -142,7 +142,8 @@ class SchedulerIndex:
         self.checkpoint = poll.checkpoint
         self.nodes = {node.id: node for node in poll.nodes}
         self._accounts.shares.set_weights(poll.weights)
-        self._set_paused(poll.paused)
+        self._accounts.shares.set_paused(poll.paused)
+        self._queued.pause(poll.paused)
         self.allocations.set_quotas(poll.quotas)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)
@@ -246,18 +247,6 @@ class SchedulerIndex:
         home.trajectory_started_at = min(home.trajectory_started_at, row.submitted)
         home.queue.add(id)
         self._environments.refresh(home)
-
-    def _set_paused(self, paused: frozenset[int]) -> None:
-        """Remove the actions of paused queues from the candidates, and offer those of resumed queues."""
-        self._accounts.shares.set_paused(paused)
-        for action in self._queued.pause(paused):
-            self._queued.candidates.discard(action.id)
-            name = self._queued.environment_names.get(action.id)
-            if name is None:
-                self._queued.offer(action)
-            elif (home := self._environments.table[name]).candidate is not None and home.candidate[0] == action.id:
-                home.candidate = None
-                self._environments.refresh(home)
 
     def _forget_queued(self, *action_ids: UUID) -> None:
         for action_id in action_ids:

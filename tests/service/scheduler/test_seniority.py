@@ -2,7 +2,7 @@
 
 from arl_core.domain.model import Grant
 from arl_core.policies.policy import FirstComeFirstServed
-from arl_core.queue.queue_index import MAX_SENIORITY_S
+from arl_core.queue.action_bucket import MAX_SENIORITY_S
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_wire.internal.scheduler import QueuedActionRow
 from support.builders import a_poll, a_queued_row, an_environment_row, numbered

@@ -6,15 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arl_core.domain.model import ActionClass, PinnedEnvironment, QueuedAction
-from arl_core.queue.queue_index import (
-    CHUNK_SIZE,
-    ActionBucket,
-    BucketKey,
-    QueueCursor,
-    QueueEntry,
-    QueueIndex,
-    arrival_order,
-)
+from arl_core.queue.action_bucket import CHUNK_SIZE, ActionBucket, BucketKey, QueueEntry, arrival_order
+from arl_core.queue.queue_index import QueueCursor, QueueIndex
 from support.builders import a_class, an_action, numbered
 
 actions = st.lists(
@@ -44,6 +37,40 @@ def test_queue_yields_actions_in_arrival_order_without_discarded_actions(
     assert list(index.in_order()) == sorted(kept, key=arrival_order)
     assert list(index.in_order()) == sorted(kept, key=arrival_order), "iteration must not change the queue"
     assert len(index) == len(kept) == sum(len(bucket) for bucket in index.buckets())
+
+
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 40), st.integers(0, 3)),
+        st.tuples(st.just("discard"), st.integers(1, 40), st.just(0)),
+        st.tuples(st.just("pause"), st.integers(0, 15), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(changes)
+def test_actions_of_paused_tasks_are_in_no_view_and_return_with_it(made: list[tuple[str, int, int]]) -> None:
+    index, queued, paused = QueueIndex(), dict[int, QueuedAction](), frozenset[int]()
+    for change, number, task in made:
+        if change == "add":
+            queued[number] = an_action(number, task=task, cls=a_class(number % 3), submitted=float(number))
+            index.add(queued[number])
+        elif change == "discard":
+            queued.pop(number, None)
+            index.discard(numbered(number))
+        else:
+            paused = frozenset(task for task in range(4) if number >> task & 1)
+            index.pause(paused)
+        visible = [action for action in queued.values() if action.task not in paused]
+        expected = QueueIndex()
+        for action in visible:
+            expected.add(action)
+        assert list(index.in_order()) == sorted(visible, key=arrival_order)
+        assert index.by_task().keys() == expected.by_task().keys()
+        assert set(index.nodes()) == set(expected.nodes())
+        assert set(index.cores_needed()) == set(expected.cores_needed())
+        assert len(index) == len(queued)
 
 
 @given(
