@@ -64,7 +64,9 @@ def import_template(
     if made["left_out"]:
         stderr.print(f"{made['left_out']} devices and pipes were skipped")
     if not seen:
-        stderr.print("the node does not list the template yet; check the system: tangram status", markup=False)
+        is_up = LocalState(directory).supervisor_pid() is not None
+        hint = "the node does not list the template yet; check the system: tangram status"
+        stderr.print(hint if is_up else "no system runs here; start it to use the template: tangram up", markup=False)
 
 
 @group.command("list")
