@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from arl_core.domain.model import Fence
-from arl_core.domain.states import COMPLETED_OUTCOMES
+from arl_core.domain.states import COMPLETED_OUTCOMES, ActionState
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.loops import PollLoop
@@ -25,7 +25,7 @@ from arl_store.wake import WakeNotifier
 from arl_wire.internal.node import GrantPayload
 from arl_wire.internal.scheduler import FencePayload, ResourcesFreedNotification, RunReport
 
-__all__ = ["ActiveActionRow", "AttemptReport", "GrantLifecycle", "NodeBackend", "SettleResult", "fence_of", "grant_of"]
+__all__ = ["ActiveActionRow", "AttemptReport", "GrantLifecycle", "NodeBackend", "fence_of", "grant_of"]
 
 SETTLE_RETRY_S = 0.5
 MAX_START_BATCH = 32
@@ -34,9 +34,7 @@ MAX_START_BATCH = 32
 log = logging.getLogger(__name__)
 
 ActiveActionRow = Mapping[str, Any]
-"""A granted or running row as a poll reads it: id, grant_no, state, amounts, amounts_seq, environment_id, cancel."""
-SettleResult = tuple[Set[Fence], Set[Fence]]
-"""The settled fences and the re-queued fences; a lost fence is in neither."""
+"""A granted or running row as a poll reads it: the columns of `arl_node.repository.ACTIVE_ON_NODE`."""
 
 
 class AttemptReport(Protocol):
@@ -107,8 +105,12 @@ class NodeBackend(Protocol[ReportT_contra]):
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End attempts; each still reports."""
 
-    async def settle(self, reports: Sequence[ReportT_contra]) -> SettleResult:
-        """Commit outcomes and return the settled and the re-queued fences."""
+    async def settle(self, reports: Sequence[ReportT_contra]) -> Sequence[Row]:
+        """Commit outcomes and return the rows of `arl_node.repository.EDGE_ROWS`; a lost fence has none."""
+        ...
+
+    def allocated_core_s(self, fence: Fence) -> float:
+        """Return the core-seconds that this attempt has allocated so far; 0 on a node without cores."""
         ...
 
     def on_settled(self, report: ReportT_contra) -> None:
@@ -141,7 +143,7 @@ class GrantLifecycle(Generic[ReportT]):
         self._poll_loop = PollLoop(
             "manager poll", backend.poll, busy_s=settings.poll_busy_s, idle_s=settings.poll_idle_s
         )
-        self._metrics = ManagerMetrics(metrics)
+        self._metrics = ManagerMetrics(metrics, store)
         metrics.track_total(self._metrics.poll_failures, lambda: self._poll_loop.failures_total)
         metrics.add_scrape_hook(self._update_gauges)
         self._heartbeat: LeaseHeartbeat | None = None
@@ -334,8 +336,11 @@ class GrantLifecycle(Generic[ReportT]):
 
     async def _settle_in_one_statement(self, reports: Sequence[ReportT]) -> None:
         self._failpoints.hit("manager.after_exit_before_settle")
-        settled, requeued = await self._backend.settle(reports)
-        self._count_outcomes(reports, settled, requeued)
+        rows = await self._backend.settle(reports)
+        settled = {Fence(row.id, row.grant_no) for row in rows if row.state == ActionState.SETTLED}
+        requeued = {Fence(row.id, row.grant_no) for row in rows} - settled
+        cpu_us = {report.fence: report.cpu_us for report in reports}
+        await self._metrics.record_settled(rows, cpu_us, self._backend.allocated_core_s)
         fences = [report.fence for report in reports]
         for report in reports:
             self._backend.on_settled(report)
@@ -344,13 +349,6 @@ class GrantLifecycle(Generic[ReportT]):
         runs = {each.fence: each for each in reports if each.fence in settled and each.outcome in COMPLETED_OUTCOMES}
         self.notify_freed([each for each in fences if each not in runs], requeued=requeued, runs=runs.values())
         await self._backend.acknowledge(fences)
-
-    def _count_outcomes(self, reports: Sequence[ReportT], settled: Set[Fence], requeued: Set[Fence]) -> None:
-        self._metrics.settle_batch_size.observe(len(reports))
-        self._metrics.requeued.inc(len(requeued))
-        for report in reports:
-            if report.fence in settled:
-                self._metrics.settled.labels(report.outcome).inc()
 
     async def _update_gauges(self) -> None:
         self._metrics.running.set(len(self._backend.fences))

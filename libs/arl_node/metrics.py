@@ -1,4 +1,10 @@
+from collections.abc import Callable, Mapping, Sequence
+
+from arl_core.domain.model import Fence
+from arl_core.domain.states import ActionState
+from arl_kit.action_metrics import ActionMetrics, CoreTime, TaskLabels
 from arl_kit.metrics import SIZE_BUCKETS, Metrics
+from arl_store.tx import PostgresStore, Row
 
 __all__ = ["ManagerMetrics"]
 
@@ -6,13 +12,34 @@ __all__ = ["ManagerMetrics"]
 class ManagerMetrics:
     """The metrics of the grants of a node."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self.settled = metrics.counter("actions_settled", "Actions settled by this service, by outcome", "outcome")
-        self.requeued = metrics.counter("attempts_requeued", "Attempts that ended in an infra_error and were re-queued")
+    def __init__(self, metrics: Metrics, store: PostgresStore) -> None:
+        self._actions = ActionMetrics(metrics, TaskLabels(store))
+        self._requeued = metrics.counter(
+            "attempts_requeued", "Attempts that ended in an infra_error and were re-queued"
+        )
         self.refused = metrics.counter(
             "grants_refused", "Grants refused because they did not fit or their environment was busy"
         )
         self.start_batch_size = metrics.histogram("start_batch_actions", "Actions per start statement", SIZE_BUCKETS)
-        self.settle_batch_size = metrics.histogram("settle_batch_actions", "Actions per settle statement", SIZE_BUCKETS)
+        self._settle_batch_size = metrics.histogram(
+            "settle_batch_actions", "Actions per settle statement", SIZE_BUCKETS
+        )
         self.running = metrics.gauge("attempts_running", "Attempts that occupy resources of this node")
         self.poll_failures = metrics.counter("poll_failures", "Failed polls")
+
+    async def record_settled(
+        self, rows: Sequence[Row], cpu_us: Mapping[Fence, int], allocated_core_s: Callable[[Fence], float]
+    ) -> None:
+        """Count a batch of reported attempts, with their CPU time by fence, and the rows that it changed.
+
+        An attempt without a row had lost its fence; the service that took the fence counts it. The CPU time of
+        attempts without allocated cores is not counted.
+        """
+        self._settle_batch_size.observe(len(cpu_us))
+        self._requeued.inc(sum(row.state == ActionState.QUEUED for row in rows))
+        core_times = (
+            CoreTime(queue_id=row.queue_id, kind=row.kind, allocated_s=allocated_s, used_s=cpu_us[fence] / 1e6)
+            for row in rows
+            if (allocated_s := allocated_core_s(fence := Fence(row.id, row.grant_no))) > 0
+        )
+        await self._actions.record(rows, core_times)

@@ -11,6 +11,7 @@ from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
     "ACTIVE_ON_NODE",
+    "EDGE_ROWS",
     "GRANTED_TO_NODE",
     "RENEW_LEASE",
     "NodeNameTaken",
@@ -20,7 +21,6 @@ __all__ = [
     "refuse",
     "register",
     "reported_edge",
-    "settled_and_requeued",
     "start_statement",
 ]
 
@@ -71,7 +71,8 @@ GRANTED_TO_NODE = """with ours as (
 
 ACTIVE_ON_NODE = """select coalesce(json_agg(g), '[]')::text
               from (select id, grant_no, state, amounts, amounts_seq, environment_id,
-                           cancel_requested_at is not null as cancel
+                           cancel_requested_at is not null as cancel,
+                           extract(epoch from now() - granted_at)::float8 as granted_ago_s
                       from actions
                      where node_id = :node_id
                        and node_epoch = :epoch
@@ -101,8 +102,13 @@ _REPORTED_EDGE = """ours as (
                settled_at = case when ours.retry then null else now() end
           from ours
          where a.id = ours.id
-     returning a.id, a.grant_no, a.state, a.environment_id
+     returning a.id, a.grant_no, a.state, a.environment_id, a.queue_id, a.kind, a.outcome, a.reason, a.created_at,
+               a.granted_at, a.settled_at, a.run_us
     )"""
+
+EDGE_ROWS = """select id, grant_no, state, queue_id, kind, outcome, reason, created_at, granted_at, settled_at, run_us
+      from edge"""
+"""End of a statement with `reported_edge`: the changed rows, from which `arl_node.grants` makes its result."""
 
 REFUSE = text(f"""
     {GRANTED_TO_NODE}
@@ -142,12 +148,6 @@ def load_statement(extra_columns: str) -> TextClause:
        and a.node_epoch = :epoch
        and a.state = 'running'
 """)  # noqa: S608 - constants of modules
-
-
-def settled_and_requeued(rows: Sequence[Row]) -> tuple[frozenset[Fence], frozenset[Fence]]:
-    """Return the settled and the re-queued fences from the rows of a `reported_edge` statement."""
-    settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
-    return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
 
 
 def reported_edge(is_retryable: str = "true") -> str:

@@ -71,6 +71,10 @@ class SlotNode(Generic[ReportT]):
         self._resources_by_fence.pop(fence, None)
         self._ledger.release(fence)
 
+    def allocated_core_s(self, fence: Fence) -> float:
+        """Return 0: the node has no cores."""
+        return 0.0
+
     def on_settled(self, report: ReportT) -> None:
         """Do nothing: an attempt allocates only counters."""
 

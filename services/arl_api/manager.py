@@ -19,7 +19,7 @@ from arl_api.settings import ApiSettings, EndpointSettings
 from arl_core.domain.model import Fence, call_resource
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
-from arl_node.grants import GrantLifecycle, SettleResult
+from arl_node.grants import GrantLifecycle
 from arl_node.slot_node import SlotNode
 from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_store.wake import WakeNotifier
@@ -125,8 +125,8 @@ class ApiManager(SlotNode[CallReport]):
         """Cancel calls; each still reports."""
         self._broker.cancel(fences)
 
-    async def settle(self, reports: Sequence[CallReport]) -> SettleResult:
-        """Commit outcomes and return the settled and the re-queued fences."""
+    async def settle(self, reports: Sequence[CallReport]) -> Sequence[Row]:
+        """Commit outcomes and return the rows that settled or were re-queued."""
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
 

@@ -11,10 +11,10 @@ from arl_api.calls import CallReport
 from arl_core.domain.model import Fence
 from arl_node.repository import (
     ACTIVE_ON_NODE,
+    EDGE_ROWS,
     fence_columns,
     load_statement,
     reported_edge,
-    settled_and_requeued,
     start_statement,
 )
 from arl_store.tx import ReadTx, Row, WriteTx
@@ -49,7 +49,7 @@ SETTLE = text(f"""
           join report using (id, grant_no)
          where edge.state = 'settled'
     )
-    select id, grant_no, state from edge
+    {EDGE_ROWS}
 """)  # noqa: S608 - constants of the library
 
 
@@ -76,12 +76,10 @@ async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
-async def settle(
-    tx: WriteTx, reports: Sequence[CallReport], *, epoch: UUID
-) -> tuple[frozenset[Fence], frozenset[Fence]]:
-    """Record each outcome once. Return the settled and the re-queued fences."""
+async def settle(tx: WriteTx, reports: Sequence[CallReport], *, epoch: UUID) -> Sequence[Row]:
+    """Record each outcome once. Return the rows that settled or were re-queued; a lost fence changes nothing."""
     answers = [report.endpoint_response for report in reports]
-    rows = await tx.fetch(
+    return await tx.fetch(
         SETTLE,
         {
             **fence_columns([report.fence for report in reports]),
@@ -96,4 +94,3 @@ async def settle(
             "epoch": epoch,
         },
     )
-    return settled_and_requeued(rows)

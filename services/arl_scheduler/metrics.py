@@ -29,5 +29,4 @@ class SchedulerMetrics:
             "resizes", "Resizes of running actions that were written, by direction", "direction"
         )
         self.reclaimed = metrics.counter("attempts_reclaimed", "Attempts reclaimed from lost nodes")
-        self.settled = metrics.counter("actions_settled", "Actions settled by this service, by outcome", "outcome")
         self.leader = metrics.gauge("leader", "1 while this process leads its cell, otherwise 0")

@@ -112,7 +112,8 @@ async def test_manager_exports_the_allocations_of_its_node(system: System) -> No
     assert value(samples, "node_capacity", resource="cpu_cores") == 2
     assert value(samples, "attempts_running") == 1
     assert value(samples, "environments") == 0
-    assert value(samples, "actions_settled_total", outcome="ok") == 5
+    settled = {"project": "default", "task": "coding", "kind": "exec", "outcome": "ok", "reason": ""}
+    assert value(samples, "actions_settled_total", **settled) == 5
     assert value(samples, "start_batch_actions_sum") == 6
     assert value(samples, "settle_batch_actions_sum") == 5
     assert value(samples, "poll_failures_total") == 0

@@ -7,6 +7,7 @@ from uuid import UUID
 from arl_core.capacity.ledger import ResourceLedger, fits
 from arl_core.domain.model import Fence, Resources, action_resources, environment_resources
 from arl_cpu.node.core_map import CoreMap
+from arl_cpu.node.core_time import CoreTimeMeter
 
 __all__ = ["AttemptAllocation", "NodeAllocations", "PendingResize"]
 
@@ -58,12 +59,14 @@ class NodeAllocations:
         numa_nodes: Mapping[int, int] | None = None,
         *,
         shares_cores: bool = False,
+        core_time: CoreTimeMeter | None = None,
     ) -> None:
         """Create the record.
 
         With `shares_cores`, cores do not limit the number of attempts and each attempt gets all of them.
         """
         self._shares_cores = shares_cores
+        self._core_time = core_time or CoreTimeMeter()
         self._ledger = ResourceLedger()
         self._ledger.set_capacity(_NODE, capacity)
         self._core_map = CoreMap(cores, numa_nodes, shared=shares_cores)
@@ -102,6 +105,10 @@ class NodeAllocations:
         """Return the allocation of an attempt, or None."""
         return self._attempts.get(fence)
 
+    def core_seconds(self, fence: Fence) -> float:
+        """Return the core-seconds that an attempt has allocated so far."""
+        return self._core_time.core_seconds(fence)
+
     def is_busy(self, environment: UUID) -> bool:
         """Return True if an attempt is allocated in the environment."""
         return environment in self._busy
@@ -120,9 +127,9 @@ class NodeAllocations:
         self._record(attempt)
         return True
 
-    def readopt(self, attempt: AttemptAllocation, cores: tuple[int, ...]) -> None:
+    def readopt(self, attempt: AttemptAllocation, cores: tuple[int, ...], *, granted_ago_s: float = 0.0) -> None:
         """Allocate the resources of an attempt that already runs, even if they exceed the capacity."""
-        self._record(attempt)
+        self._record(attempt, held_s=granted_ago_s)
         self._core_map.adopt(attempt.fence, cores, attempt.cpu_milli)
 
     def assign_cores(self, attempt: AttemptAllocation) -> tuple[int, ...]:
@@ -168,6 +175,7 @@ class NodeAllocations:
             return
         self._ledger.release(fence)
         self._core_map.release(fence)
+        self._core_time.remove(fence)
         environment = attempt.environment
         if environment is None:
             return
@@ -198,11 +206,13 @@ class NodeAllocations:
     def _set_cpu(self, attempt: AttemptAllocation, cpu_milli: int) -> None:
         changed = replace(attempt, resources={**attempt.resources, "cpu_milli": cpu_milli})
         self._attempts[attempt.fence] = changed
+        self._core_time.set_cores(attempt.fence, cpu_milli)
         own = changed.resources if changed.environment is None else action_resources(changed.resources)
         self._ledger.allocate(attempt.fence, _NODE, own)
 
-    def _record(self, attempt: AttemptAllocation) -> None:
+    def _record(self, attempt: AttemptAllocation, *, held_s: float = 0.0) -> None:
         self._attempts[attempt.fence] = attempt
+        self._core_time.set_cores(attempt.fence, attempt.cpu_milli, held_s=held_s)
         environment = attempt.environment
         if environment is None:
             self._ledger.allocate(attempt.fence, _NODE, attempt.resources)

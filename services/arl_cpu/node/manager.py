@@ -33,7 +33,7 @@ from arl_cpu.node.transfers import FileTransfers
 from arl_cpu.settings import CpuSettings
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
-from arl_node.grants import ActiveActionRow, GrantLifecycle, SettleResult, grant_of
+from arl_node.grants import ActiveActionRow, GrantLifecycle, grant_of
 from arl_store.tx import PostgresStore, Row
 from arl_store.wake import WakeNotifier
 from arl_wire.internal.node import GrantPayload, ResizePayload, ResizeResult
@@ -222,10 +222,14 @@ class CpuManager:
             await self.snapshots.complete_restore(report, is_killed=lambda: self._grants.is_killed(report.fence))
         )
 
-    async def settle(self, reports: Sequence[ExecutionReport]) -> SettleResult:
-        """Commit outcomes and return the settled and the re-queued fences."""
+    async def settle(self, reports: Sequence[ExecutionReport]) -> Sequence[Row]:
+        """Commit outcomes and return the rows that settled or were re-queued."""
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
+
+    def allocated_core_s(self, fence: Fence) -> float:
+        """Return the core-seconds that this attempt has allocated so far."""
+        return self._allocations.core_seconds(fence)
 
     def on_settled(self, report: ExecutionReport) -> None:
         """Release an environment that was lost with its attempt."""
@@ -347,4 +351,5 @@ class CpuManager:
         if running is not None:
             amounts = {**attempt.resources, "cpu_milli": running.cpu_milli}
             attempt = replace(attempt, resources=amounts, resize_seq=running.amounts_seq)
-        self._allocations.readopt(attempt, running.cores if running is not None else ())
+        cores = running.cores if running is not None else ()
+        self._allocations.readopt(attempt, cores, granted_ago_s=max(0.0, row["granted_ago_s"]))

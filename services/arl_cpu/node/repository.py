@@ -12,7 +12,7 @@ from sqlalchemy import text
 from arl_core.domain.model import Fence
 from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY
 from arl_cpu.contract.executor import ExecutionReport
-from arl_node.repository import ACTIVE_ON_NODE, GRANTED_TO_NODE, fence_columns, reported_edge, settled_and_requeued
+from arl_node.repository import ACTIVE_ON_NODE, EDGE_ROWS, GRANTED_TO_NODE, fence_columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
 from arl_store.values import storable
 
@@ -187,7 +187,7 @@ SETTLE = text(f"""
           from home
          where e.id = home.id
     )
-    select id, grant_no, state from edge
+    {EDGE_ROWS}
 """)  # noqa: S608 - constants of the library
 
 MARK_ENVIRONMENTS_LOST = text("""
@@ -261,14 +261,9 @@ async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
-async def settle(
-    tx: WriteTx, reports: Sequence[ExecutionReport], *, epoch: UUID
-) -> tuple[frozenset[Fence], frozenset[Fence]]:
-    """Record each outcome once. Return the fences that settled and those that went back to the queue.
-
-    A lost fence changes nothing and is in neither set.
-    """
-    rows = await tx.fetch(
+async def settle(tx: WriteTx, reports: Sequence[ExecutionReport], *, epoch: UUID) -> Sequence[Row]:
+    """Record each outcome once. Return the rows that settled or were re-queued; a lost fence changes nothing."""
+    return await tx.fetch(
         SETTLE,
         {
             "outcomes": [report.outcome for report in reports],
@@ -279,7 +274,6 @@ async def settle(
             **_result_columns(reports),
         },
     )
-    return settled_and_requeued(rows)
 
 
 async def mark_environments_lost(tx: WriteTx, ids: Sequence[UUID], *, reason: str, epoch: UUID) -> int:

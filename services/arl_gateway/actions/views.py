@@ -2,12 +2,11 @@
 
 import json
 from base64 import b64encode
-from datetime import datetime
 from hashlib import blake2b
 
 from pydantic import TypeAdapter, ValidationError
 
-from arl_core.domain.states import ActionState
+from arl_core.domain.completion_times import CompletionTimes, seconds_between
 from arl_store.tx import Row
 from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream
 from arl_wire.calls import CallResponse
@@ -83,23 +82,10 @@ def _build_times(row: Row) -> ActionTimes:
 
     `queue_s` ends at the last grant, `run_s` is the manager's monotonic interval, `overhead_s` is the remainder.
     """
-    if row.granted_at is None:
-        waited = _seconds(row.created_at, row.settled_at) if row.state == ActionState.SETTLED else None
-        return ActionTimes(
-            queue_s=waited, run_s=0.0 if waited is not None else None, overhead_s=waited and 0.0, act_s=waited
-        )
-    queue_s = _seconds(row.created_at, row.granted_at)
     if row.settled_at is None:
-        return ActionTimes(queue_s=queue_s)
-    act_s = _seconds(row.created_at, row.settled_at)
-    run_s = (row.run_us or 0) / 1e6
-    return ActionTimes(
-        queue_s=queue_s, run_s=run_s, overhead_s=max(0.0, round(act_s - queue_s - run_s, 6)), act_s=act_s
-    )
-
-
-def _seconds(start: datetime, end: datetime) -> float:
-    return round((end - start).total_seconds(), 6)
+        return ActionTimes(queue_s=seconds_between(row.created_at, row.granted_at) if row.granted_at else None)
+    times = CompletionTimes.from_timestamps(row.created_at, row.granted_at, row.settled_at, row.run_us)
+    return ActionTimes(queue_s=times.queue_s, run_s=times.run_s, overhead_s=times.overhead_s, act_s=times.act_s)
 
 
 def _build_result(row: Row) -> ActionResult:

@@ -31,7 +31,7 @@ from arl_gpu.queue.score_jobs import ScoreReport, parse_job
 from arl_gpu.settings import GpuSettings
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
-from arl_node.grants import GrantLifecycle, SettleResult
+from arl_node.grants import GrantLifecycle
 from arl_node.slot_node import SlotNode
 from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_store.wake import WakeNotifier
@@ -210,8 +210,8 @@ class GpuManager(SlotNode[ScoreReport]):
             self._awaiting_registration.discard(fence)
             self._report(ScoreReport(fence=fence, outcome="cancelled"))
 
-    async def settle(self, reports: Sequence[ScoreReport]) -> SettleResult:
-        """Commit outcomes and return the settled and the re-queued fences."""
+    async def settle(self, reports: Sequence[ScoreReport]) -> Sequence[Row]:
+        """Commit outcomes and return the rows that settled or were re-queued."""
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
 

@@ -12,10 +12,10 @@ from arl_gpu.catalog.registrations import DesiredService
 from arl_gpu.queue.score_jobs import ScoreReport
 from arl_node.repository import (
     ACTIVE_ON_NODE,
+    EDGE_ROWS,
     fence_columns,
     load_statement,
     reported_edge,
-    settled_and_requeued,
     start_statement,
 )
 from arl_store.tx import ReadTx, Row, WriteTx
@@ -63,7 +63,7 @@ SETTLE = text(f"""
           join report using (id, grant_no)
          where edge.state = 'settled'
     )
-    select id, grant_no, state from edge
+    {EDGE_ROWS}
 """)  # noqa: S608 - constants of the library
 
 
@@ -90,11 +90,9 @@ async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
-async def settle(
-    tx: WriteTx, reports: Sequence[ScoreReport], *, epoch: UUID
-) -> tuple[frozenset[Fence], frozenset[Fence]]:
-    """Record each outcome once. Return the fences that settled and the fences that were re-queued."""
-    rows = await tx.fetch(
+async def settle(tx: WriteTx, reports: Sequence[ScoreReport], *, epoch: UUID) -> Sequence[Row]:
+    """Record each outcome once. Return the rows that settled or were re-queued; a lost fence changes nothing."""
+    return await tx.fetch(
         SETTLE,
         {
             **fence_columns([report.fence for report in reports]),
@@ -108,4 +106,3 @@ async def settle(
             "epoch": epoch,
         },
     )
-    return settled_and_requeued(rows)

@@ -1,11 +1,11 @@
 """Gauges of the leader: its queues by name, and the sizes of its index."""
 
+from collections import Counter
 from collections.abc import Callable
 
+from arl_kit.action_metrics import TaskLabels
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.metrics import SchedulerMetrics
-from arl_scheduler.queries import repository
-from arl_store.tx import PostgresStore
 
 __all__ = ["LeaderGauges"]
 
@@ -13,10 +13,9 @@ __all__ = ["LeaderGauges"]
 class LeaderGauges:
     """Gauges updated for each scrape. If there is no index, they are 0 and no queue is listed."""
 
-    def __init__(self, store: PostgresStore, metrics: SchedulerMetrics) -> None:
-        self._store = store
+    def __init__(self, task_labels: TaskLabels, metrics: SchedulerMetrics) -> None:
+        self._task_labels = task_labels
         self._metrics = metrics
-        self._queue_names: dict[int, tuple[str, str]] = {}
 
     async def update(
         self,
@@ -35,10 +34,13 @@ class LeaderGauges:
         self._metrics.depth.clear()
         self._metrics.oldest.clear()
         queues = index.queue_depths() if index is not None else {}
-        if unnamed := queues.keys() - self._queue_names.keys():
-            async with self._store.read() as tx:
-                self._queue_names |= await repository.queue_names(tx, unnamed)
+        await self._task_labels.load(queues)
+        depths: Counter[tuple[str, str]] = Counter()
+        oldest: dict[tuple[str, str], float] = {}
         for queue, (depth, submitted) in queues.items():
-            names = self._queue_names[queue]
-            self._metrics.depth.labels(*names).set(depth)
-            self._metrics.oldest.labels(*names).set(max(0.0, now() - submitted))
+            label = self._task_labels.get(queue)
+            depths[label] += depth
+            oldest[label] = min(submitted, oldest.get(label, submitted))
+        for label, depth in depths.items():
+            self._metrics.depth.labels(*label).set(depth)
+            self._metrics.oldest.labels(*label).set(max(0.0, now() - oldest[label]))

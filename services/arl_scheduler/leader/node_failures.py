@@ -4,10 +4,12 @@ from collections.abc import Iterable
 
 from arl_core.control.reclaim import ActiveAttempt, NodeLease, ReclaimDecision, reclaim
 from arl_core.domain.states import ActionState
+from arl_kit.action_metrics import CoreTime
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.poll_result import PollResult
+from arl_store.tx import Row
 
-__all__ = ["find_failed"]
+__all__ = ["find_failed", "reclaimed_core_times"]
 
 
 def find_failed(
@@ -31,6 +33,15 @@ def find_failed(
         and index.environments.has_live_on(node)
     ]
     return verdicts, away
+
+
+def reclaimed_core_times(rows: Iterable[Row]) -> list[CoreTime]:
+    """Return the core-seconds of reclaimed attempts, which no manager reports. Their CPU time is unknown."""
+    return [
+        CoreTime(queue_id=row.queue_id, kind=row.kind, allocated_s=row.allocated_core_s, used_s=0.0)
+        for row in rows
+        if row.allocated_core_s > 0
+    ]
 
 
 def _active_attempts(index: SchedulerIndex, poll: PollResult) -> Iterable[ActiveAttempt]:

@@ -17,6 +17,7 @@ from arl_core.control.reclaim import ReclaimDecision
 from arl_core.domain.model import Fence, Grant
 from arl_core.domain.states import ActionOutcome
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_kit.action_metrics import ActionMetrics, TaskLabels
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
@@ -26,7 +27,7 @@ from arl_scheduler.leader.backlog import read_backlog
 from arl_scheduler.leader.duration_learner import DurationLearner
 from arl_scheduler.leader.election import DatabaseClock, LeaderElection
 from arl_scheduler.leader.leader_gauges import LeaderGauges
-from arl_scheduler.leader.node_failures import find_failed
+from arl_scheduler.leader.node_failures import find_failed, reclaimed_core_times
 from arl_scheduler.leader.notification_inbox import (
     NotificationInbox,
     PendingNotifications,
@@ -80,7 +81,8 @@ class SchedulingLoop:
         self._failpoints = Failpoints(settings.failpoints)
         metrics = metrics or Metrics()
         self._metrics = SchedulerMetrics(metrics)
-        self._gauges = LeaderGauges(store, self._metrics)
+        self._action_metrics = ActionMetrics(metrics, TaskLabels(store))
+        self._gauges = LeaderGauges(self._action_metrics.task_labels, self._metrics)
         metrics.add_scrape_hook(self._collect_metrics)
         self._traces = traces or SchedulerTraces()
         self.duration_learner = DurationLearner(store)
@@ -248,10 +250,7 @@ class SchedulingLoop:
         return index
 
     def _update_watching_since(self, poll: PollResult, *, is_rebuilding: bool) -> None:
-        """Restart watching if this leader could not see heartbeats, so that silence does not count.
-
-        If a poll is late because this process, its loop or Postgres stalled, every node gets a whole lease.
-        """
+        """Restart watching if this leader could not see heartbeats: after a stall every node gets a whole lease."""
         now = time.monotonic()
         late = now - self._polled_at > self._poll_interval + self._settings.node_ttl_s / 2
         if is_rebuilding or late:
@@ -273,7 +272,9 @@ class SchedulingLoop:
             await leader_queries.lock_term(tx, cell=self.election.cell, term=self._require_term())
             if lost_nodes:
                 await repository.mark_environments_lost(tx, lost_nodes, away_s=self._settings.environment_loss_after_s)
-            reclaimed = await repository.reclaim(tx, decisions) if decisions else frozenset()
+            rows = await repository.reclaim(tx, decisions) if decisions else ()
+        reclaimed = frozenset(Fence(row.id, row.grant_no) for row in rows)
+        await self._action_metrics.record(rows, reclaimed_core_times(rows))
         self._metrics.reclaimed.inc(len(reclaimed))
         log.warning("reclaimed %d attempts; the environments of nodes %s are lost", len(reclaimed), lost_nodes)
         requeued = {verdict.fence for verdict in decisions if verdict.requeue}
@@ -298,14 +299,13 @@ class SchedulingLoop:
             return frozenset()
         async with self._store.write() as tx:
             await leader_queries.lock_term(tx, cell=self.election.cell, term=self._require_term())
-            settled = await repository.settle_queued(tx, due)
-            if mates := index.candidates.gang_failures({id: due[id] for id in settled}):
-                due = {**due, **mates}
-                settled |= await repository.settle_queued(tx, mates)
+            rows = [*await repository.settle_queued(tx, due)]
+            if mates := index.candidates.gang_failures({row.id: due[row.id] for row in rows}):
+                rows += await repository.settle_queued(tx, mates)
+        settled = frozenset(row.id for row in rows)
         index.drop_refused(settled)
         self._traces.mark_finished(settled)
-        for id in settled:
-            self._metrics.settled.labels(due[id][0].value).inc()
+        await self._action_metrics.record(rows)
         if settled:
             self._notifier.notify()
         return settled

@@ -1,7 +1,7 @@
 """Statements of the scheduler. Every write is guarded by the leader's term, the state and the fence."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from sqlalchemy import text
@@ -10,7 +10,7 @@ from arl_core.control.reclaim import ReclaimDecision
 from arl_core.domain.model import Fence, Grant
 from arl_core.domain.states import ActionOutcome
 from arl_scheduler.queries.poll_result import PollResult, ResizeUpdate, parse_poll_result, parse_queued_rows
-from arl_store.tx import ReadTx, WriteTx
+from arl_store.tx import ReadTx, Row, WriteTx
 from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "grant",
     "mark_environments_lost",
     "poll",
-    "queue_names",
     "queued_before",
     "reclaim",
     "resize",
@@ -174,7 +173,9 @@ STILL_QUEUED = text("""
        and a.grant_no = d.grant_no - 1
 """)
 
-SETTLE_QUEUED = text("""
+_SETTLED = "a.id, a.queue_id, a.kind, a.outcome, a.reason, a.created_at, a.granted_at, a.settled_at, a.run_us"
+
+SETTLE_QUEUED = text(f"""
     with due as (
         select d.*
           from actions as a
@@ -190,13 +191,13 @@ SETTLE_QUEUED = text("""
        set state = 'settled', outcome = d.outcome, reason = d.reason, settled_at = now()
       from due as d
      where a.id = d.id
- returning a.id
-""")
+ returning {_SETTLED}
+""")  # noqa: S608 - a constant of this module
 
 # The reason of a re-queued attempt is stored with the attempt; a trigger removes it from the action.
-RECLAIM = text("""
+RECLAIM = text(f"""
     with decided as (
-        select d.*
+        select d.*, (a.amounts ->> 'cpu_milli')::int as cpu_milli
           from actions as a
           join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:requeues as boolean[]),
                       cast(:states as text[]), cast(:faileds as boolean[]), cast(:reasons as text[]))
@@ -214,8 +215,9 @@ RECLAIM = text("""
            settled_at = case when d.requeue then null else now() end
       from decided as d
      where a.id = d.id
- returning a.id, a.grant_no
-""")
+ returning {_SETTLED}, a.grant_no, a.state,
+           coalesce(d.cpu_milli * extract(epoch from now() - a.granted_at), 0)::float8 / 1000 as allocated_core_s
+""")  # noqa: S608 - a constant of this module
 
 # A manager's confirmation may have the number that the row has: for a growth that it never received.
 RESIZE = text("""
@@ -258,24 +260,10 @@ LOCK_LIMIT = text("set local lock_timeout = '100ms'")
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
 
 
-QUEUE_NAMES = text("""
-    select queues.id, projects.name as project, queues.task
-      from queues
-      join projects on projects.id = queues.project_id
-     where queues.id = any(cast(:ids as int[]))
-""")
-
-
 async def still_queued(tx: ReadTx, refused: Mapping[UUID, int]) -> set[UUID]:
     """Return the actions that are still queued under the given grant_no."""
     rows = await tx.fetch(STILL_QUEUED, {"ids": list(refused), "grant_nos": list(refused.values())})
     return {row.id for row in rows}
-
-
-async def queue_names(tx: ReadTx, ids: Collection[int]) -> dict[int, tuple[str, str]]:
-    """Return project and task of each queue."""
-    rows = await tx.fetch(QUEUE_NAMES, {"ids": sorted(ids)})
-    return {row.id: (row.project, row.task) for row in rows}
 
 
 async def poll(tx: ReadTx, *, checkpoint: int, in_pages: bool = False) -> PollResult:
@@ -316,19 +304,18 @@ async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UU
     return frozenset(Fence(row.id, row.grant_no) for row in rows)
 
 
-async def settle_queued(tx: WriteTx, due: Mapping[UUID, tuple[ActionOutcome, str | None]]) -> frozenset[UUID]:
-    """Settle queued actions with these outcomes and reasons. Return the ids that succeeded."""
+async def settle_queued(tx: WriteTx, due: Mapping[UUID, tuple[ActionOutcome, str | None]]) -> Sequence[Row]:
+    """Settle queued actions with these outcomes and reasons. Return the rows that settled."""
     ids = sorted(due)
-    rows = await tx.fetch(
+    return await tx.fetch(
         SETTLE_QUEUED,
         {"ids": ids, "outcomes": [due[id][0].value for id in ids], "reasons": [due[id][1] for id in ids]},
     )
-    return frozenset(row.id for row in rows)
 
 
-async def reclaim(tx: WriteTx, decisions: Sequence[ReclaimDecision]) -> frozenset[Fence]:
-    """Apply reclaim decisions. Return the fences that succeeded."""
-    rows = await tx.fetch(
+async def reclaim(tx: WriteTx, decisions: Sequence[ReclaimDecision]) -> Sequence[Row]:
+    """Apply reclaim decisions. Return the changed rows with the core-seconds that the attempts had allocated."""
+    return await tx.fetch(
         RECLAIM,
         {
             "ids": [verdict.fence.action_id for verdict in decisions],
@@ -339,7 +326,6 @@ async def reclaim(tx: WriteTx, decisions: Sequence[ReclaimDecision]) -> frozense
             "reasons": [verdict.reason for verdict in decisions],
         },
     )
-    return frozenset(Fence(row.id, row.grant_no) for row in rows)
 
 
 async def resize(tx: WriteTx, changes: Sequence[ResizeUpdate], *, confirmed: bool) -> frozenset[Fence]:

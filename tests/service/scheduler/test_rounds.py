@@ -181,7 +181,7 @@ class TestQueuedActions:
             Fence(action, 1), ActionState.GRANTED, requeue=True, is_failure=False, reason="node_lost"
         )
         async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
-            assert await repository.reclaim(tx, [seen]) == frozenset()
+            assert await repository.reclaim(tx, [seen]) == []
         assert (await rows.of(action))["state"] == "running"
 
     async def test_pause_unknown_to_a_round_does_not_rebuild_the_index(

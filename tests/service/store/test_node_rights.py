@@ -120,6 +120,18 @@ class TestReads:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await system.stolen.fetch(f"select * from {table}")
 
+    async def test_node_reads_the_names_of_its_own_tasks_only(self, system: TwoNodes) -> None:
+        """Metrics have the name of a task, and a task that has granted the node nothing is none of its business."""
+        queue = await system.rows.queue_of("task-of-b")
+        other = await system.rows.action(queue_id=queue, state="running", node_id=system.other_node)
+        own = (await system.rows.of(system.own_action))["queue_id"]
+        try:
+            found = await system.stolen.fetch("select id, task from queues")
+            assert [row["id"] for row in found] == [own]
+            assert await system.stolen.fetchval("select count(name) from projects") == 1
+        finally:
+            await system.rows.unguarded("delete from actions where id = $1", other)
+
     async def test_function_with_side_effects_in_a_filter_sees_only_own_rows(self, system: TwoNodes) -> None:
         """A filter that reports its input must not run before the policy."""
         await system.stolen.execute(

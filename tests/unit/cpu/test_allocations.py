@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from arl_core.domain.model import Fence
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
+from arl_cpu.node.core_time import CoreTimeMeter
 from support.builders import numbered
 
 CORES = 6
@@ -25,8 +26,8 @@ def an_attempt(cpu_milli: int, number: int = 1) -> AttemptAllocation:
     return AttemptAllocation(Fence(numbered(number), 1), {"cpu_milli": cpu_milli}, None)
 
 
-def holdings_with(*attempts: AttemptAllocation) -> NodeAllocations:
-    holdings = NodeAllocations({"cpu_milli": 1000 * CORES}, tuple(range(CORES)))
+def holdings_with(*attempts: AttemptAllocation, core_time: CoreTimeMeter | None = None) -> NodeAllocations:
+    holdings = NodeAllocations({"cpu_milli": 1000 * CORES}, tuple(range(CORES)), core_time=core_time)
     for attempt in attempts:
         assert holdings.allocate(attempt)
         holdings.assign_cores(attempt)
@@ -41,6 +42,34 @@ def test_shared_cores_are_not_counted_but_memory_is() -> None:
         True,
         False,
     ]
+
+
+class TestCoreSeconds:
+    def test_core_seconds_follow_each_resize_and_end_with_the_release(self) -> None:
+        now = [100.0]
+        attempt = an_attempt(1000)
+        holdings = holdings_with(attempt, core_time=CoreTimeMeter(lambda: now[0]))
+        now[0] += 2.0
+        grown = holdings.begin_resize(attempt, 4000)
+        assert grown is not None
+        holdings.finish_resize(grown, resize_seq=1)
+        now[0] += 3.0
+        larger = holdings.get(attempt.fence)
+        assert larger is not None
+        shrunk = holdings.begin_resize(larger, 500)
+        assert shrunk is not None
+        holdings.finish_resize(shrunk, resize_seq=2)
+        now[0] += 10.0
+        assert holdings.core_seconds(attempt.fence) == 2 * 1 + 3 * 4 + 10 * 0.5
+        holdings.release(attempt.fence)
+        assert holdings.core_seconds(attempt.fence) == 0
+
+    def test_readopted_attempt_has_its_core_seconds_since_the_grant(self) -> None:
+        now = [100.0]
+        holdings = holdings_with(core_time=CoreTimeMeter(lambda: now[0]))
+        holdings.readopt(attempt := an_attempt(2000), (0, 1), granted_ago_s=30.0)
+        now[0] += 1.0
+        assert holdings.core_seconds(attempt.fence) == 62.0
 
 
 class TestResize:
