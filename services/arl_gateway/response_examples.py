@@ -185,11 +185,11 @@ FORECAST: dict[str, Any] = {
     "queued": 800,
     "simulated": 800,
     "starts_now": 40,
-    "started": 800,
+    "started": 780,
     "mean_wait_s": 41.2,
     "p90_wait_s": 88.0,
-    "drain_s": 102.5,
-    "complete": True,
+    "complete": False,
+    "unstarted": [{"reason": "task_at_quota", "actions": 20}],
 }
 EVENTS = (
     'event: stdout\ndata: {"offset":0,"text":"42\\n"}\nid: 1:3:0\n\n'

@@ -211,6 +211,8 @@ async def test_capacity_plan_shows_the_effect_of_more_or_fewer_cores(
         (without,) = [(await api.get("/v1/admin/capacity", params=change)).json()["hypothetical"]]
         assert without["started"] == 0
         assert "drain_s" not in without
+        assert not without["complete"]
+        assert without["unstarted"] == [{"reason": "no_node_fits", "actions": 1}]
     assert (await api.get(f"/v1/actions/{id}")).json()["state"] == "queued"
     assert [each["name"] for each in (await api.get("/v1/admin/nodes")).json()["items"]] == [node], "nothing was done"
 

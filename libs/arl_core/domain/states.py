@@ -17,6 +17,7 @@ __all__ = [
     "EstimateBasis",
     "ServiceRole",
     "StateTransition",
+    "UnstartedReason",
     "WaitReason",
 ]
 
@@ -145,6 +146,17 @@ class WaitReason(StrEnum):
     WAITS_IN_ORDER = "waits_in_order"  # others of its task and priority go first
     WAITS_BEHIND_FAIR_SHARE = "waits_behind_fair_share"  # first in its task; tasks that had less go first
     WAITS_FOR_CAPACITY = "waits_for_capacity"  # no action is ahead of it; too little is free
+
+
+class UnstartedReason(StrEnum):
+    """The reasons for which a queued action does not start within a capacity forecast."""
+
+    QUEUE_PAUSED = "queue_paused"  # its task is paused
+    TASK_AT_QUOTA = "task_at_quota"  # the quota of its task never allows it
+    NO_NODE_FITS = "no_node_fits"  # no schedulable node could ever run it
+    ENVIRONMENT_ENDING = "environment_ending"  # its environment is about to end
+    NOT_SIMULATED = "not_simulated"  # too many actions are ahead of it for the forecast
+    TIME_LIMIT = "time_limit"  # the forecast reached its time limit before
 
 
 class EstimateBasis(StrEnum):

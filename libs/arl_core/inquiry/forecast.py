@@ -6,9 +6,9 @@ with its last known action. Resizes take effect immediately.
 
 import copy
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import islice
 from uuid import UUID
@@ -24,10 +24,12 @@ from arl_core.domain.model import (
     Resources,
     RunningAction,
 )
+from arl_core.domain.states import UnstartedReason
 from arl_core.durations.curves import CurveCache, DurationModel
 from arl_core.policies.policy import SchedulingPolicy
 from arl_core.queue.fairness import FairShares, ShareAccounting, total_resources
 from arl_core.queue.queue_index import QueueIndex
+from arl_core.queue.quotas import QuotaUsage
 
 __all__ = ["STEP_BATCH", "ActiveAction", "ForecastInput", "ForecastSimulator", "QueueForecast"]
 
@@ -59,6 +61,8 @@ class ForecastInput:
     shares: FairShares
     """Fair shares in which every action of `active` and `queued` is registered."""
     durations: DurationModel
+    quotas: QuotaUsage = field(default_factory=QuotaUsage)
+    """Quotas of tasks, in which every action of `active` is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,9 @@ class QueueForecast:
     """Mean wait of the started actions; None if none started."""
     p90_wait_s: float | None
     drained_s: float | None
-    """Time at which the last action starts; None if some never start."""
+    """Time at which the last action starts; None if some do not start."""
+    unstarted: Mapping[UnstartedReason, int]
+    """Number of actions that do not start, by reason."""
 
 
 @dataclass(slots=True)
@@ -101,6 +107,7 @@ class ForecastSimulator:
         self._accounts = ShareAccounting()
         self._accounts.shares = copy.deepcopy(start.shares)
         self._accounts.total = total_resources(pool.capacity for pool in start.nodes.values())
+        self._quotas = copy.deepcopy(start.quotas)
         self._running = RunningIndex()
         self._active: dict[UUID, ActiveAction] = {}
         self._ends: dict[UUID, float] = {}
@@ -112,7 +119,7 @@ class ForecastSimulator:
         self._busy: set[UUID] = set()
         self._waits: list[float] = []
         self._starts_now = 0
-        self._is_started = False
+        self._is_started = self._is_finished = False
         self._moment_end: float | None = None
         """End of the moment that is being processed."""
         self._not_loaded = iter(start.active)
@@ -129,6 +136,7 @@ class ForecastSimulator:
             if self._run_round():
                 return True
             if not self._queued or not self._events:
+                self._is_finished = True
                 return False
             self._moment_end = self._events[0][0] + SAME_MOMENT_S
         self._advance(self._moment_end)
@@ -143,8 +151,28 @@ class ForecastSimulator:
             started=len(waits),
             mean_wait_s=sum(waits) / len(waits) if waits else None,
             p90_wait_s=waits[math.ceil(0.9 * len(waits)) - 1] if waits else None,
-            drained_s=(waits[-1] if waits else 0.0) if not self._queued else None,
+            drained_s=(waits[-1] if waits else 0.0) if self._is_finished and not self._queued else None,
+            unstarted=self._unstarted(),
         )
+
+    def _unstarted(self) -> Counter[UnstartedReason]:
+        """Count the actions that have not started, by reason. An action has the reason of the first one before it."""
+        found: Counter[UnstartedReason] = Counter()
+        if not self._is_started:
+            found[UnstartedReason.TIME_LIMIT] = sum(1 + len(action.gang_members) for action in self._input.queued)
+            return found
+        room = self._quotas.room()
+        reasons: dict[UUID, UnstartedReason] = {}
+        for action in self._input.queued:
+            if action.id not in self._queued:
+                continue
+            first = action.environment.id if action.environment is not None else action.id
+            if first not in reasons:
+                allowed = room is None or room.has_room(action)
+                reasons[first] = UnstartedReason.NO_NODE_FITS if allowed else UnstartedReason.TASK_AT_QUOTA
+            reason = reasons[first] if self._is_finished else UnstartedReason.TIME_LIMIT
+            found[reason] += 1 + len(action.gang_members)
+        return found
 
     def _load_active(self) -> None:
         for each in islice(self._not_loaded, STEP_BATCH):
@@ -193,6 +221,7 @@ class ForecastSimulator:
             running=self._running,
             curves=self._curves,
             shares=self._accounts.shares,
+            quotas=self._quotas,
         )
 
     def _advance(self, until: float) -> None:
@@ -229,6 +258,7 @@ class ForecastSimulator:
         expected_s = self._curves.expected_s(action.cls, grant.resources)
         share_s = self._curves.share_s(action.cls, grant.resources, self._accounts.total)
         self._accounts.record_granted(action.id, action.task, share_s, grant.resources)
+        self._quotas.add_usage(action.task, grant.resources)
         self._adjust_available(grant.node, self._allocated(running, environment), sign=-1)
         self._schedule_end(ActiveAction(running, environment), ends=self._now + expected_s)
 
@@ -274,6 +304,7 @@ class ForecastSimulator:
             action_id, running.task, running.resources, allocated_s=self._now - running.granted
         )
         self._accounts.shares.remove_action(running.task)
+        self._quotas.remove_usage(running.task, running.resources)
         if working.environment is not None:
             self._busy.discard(working.environment)
             self._offer_next_action(working.environment)

@@ -5,10 +5,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, model_validator
 
+from arl_core.domain.states import UnstartedReason
 from arl_wire.actions.action import MAX_MIB, Cpu
 from arl_wire.validation import StrictModel
 
-__all__ = ["CapacityForecast", "CapacityPlan", "CapacityPlanQuery"]
+__all__ = ["CapacityForecast", "CapacityPlan", "CapacityPlanQuery", "UnstartedActions"]
 
 MAX_CORES = 10_000_000.0
 MAX_PERCENT = 10_000.0
@@ -93,6 +94,13 @@ class CapacityPlanQuery(StrictModel):
         return 1000 * float(self.cores) / schedulable_milli if schedulable_milli else 1.0
 
 
+class UnstartedActions(BaseModel):
+    """A number of queued actions that do not start within the forecast, and the reason."""
+
+    reason: UnstartedReason
+    actions: int
+
+
 class CapacityForecast(BaseModel):
     """A forecast of the queued actions without new arrivals, from expected durations. Seconds from now."""
 
@@ -101,7 +109,7 @@ class CapacityForecast(BaseModel):
     queued: int = Field(description="Actions")
     simulated: int = Field(
         description="Queued actions that the forecast simulates, in order of arrival. It includes at most 2000, and"
-        " none with a paused queue, a quota or an environment that is about to end"
+        " none with a paused task or an environment that is about to end"
     )
     starts_now: int = Field(description="Simulated actions that start before any running action ends")
     started: int = Field(
@@ -114,9 +122,14 @@ class CapacityForecast(BaseModel):
         default=None, description="90th percentile of the seconds from now until the start"
     )
     drain_s: float | None = Field(
-        default=None, description="Seconds from now until the last simulated action starts. Absent if some do not start"
+        default=None, description="Seconds from now until the last queued action starts. Absent if some do not start"
     )
-    complete: bool = Field(description="False if the forecast reached its time limit, so that later starts are missing")
+    complete: bool = Field(
+        description="True if every queued action starts within the forecast. Otherwise `unstarted` says which do not"
+    )
+    unstarted: list[UnstartedActions] = Field(
+        default_factory=list, description="Queued actions that do not start within the forecast, by reason"
+    )
 
 
 class CapacityPlan(BaseModel):

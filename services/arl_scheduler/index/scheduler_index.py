@@ -71,6 +71,11 @@ class SchedulerIndex:
         """Return the deadlines of the queued actions."""
         return self._queued.deadlines
 
+    @property
+    def paused_count(self) -> int:
+        """Return the number of queued actions of paused tasks."""
+        return sum(depth for task, (depth, _) in self._queued.depths().items() if task in self._queued.paused)
+
     def queue_depths(self) -> dict[int, tuple[int, float]]:
         """Return the number of queued actions of each queue and the submission time of its oldest."""
         return self._queued.depths()
@@ -207,13 +212,10 @@ class SchedulerIndex:
     def environment_queue(self, name: EnvironmentName, *, first: int, limit: int) -> list[QueuedAction]:
         """Return the queued actions of an environment from `first` on.
 
-        Return none if the environment is ending, or its task is paused or has a quota.
+        Return none if the environment is ending or its task is paused.
         """
-        home, held_back = (
-            self._environments.table.get(name),
-            name[0] in self._queued.paused or name[0] in self.allocations.quotas,
-        )
-        if home is None or home.is_ended or home.is_delete_requested or held_back:
+        home, is_paused = self._environments.table.get(name), name[0] in self._queued.paused
+        if home is None or home.is_ended or home.is_delete_requested or is_paused:
             return []
         return [home.bind_action(self._queued[each]) for each in home.queue.page(first, limit)]
 

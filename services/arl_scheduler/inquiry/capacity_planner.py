@@ -3,11 +3,13 @@
 import asyncio
 import copy
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.domain.model import QueuedAction, ResourceDemand
+from arl_core.domain.states import UnstartedReason
 from arl_core.inquiry.capacity_plan import (
     BaselineDurations,
     ExtraLoad,
@@ -21,7 +23,7 @@ from arl_core.policies.policy import SchedulingPolicy
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.queries.poll_result import to_elastic_resource
-from arl_wire.admin.capacity import CapacityForecast, CapacityPlan, CapacityPlanQuery
+from arl_wire.admin.capacity import CapacityForecast, CapacityPlan, CapacityPlanQuery, UnstartedActions
 from arl_wire.errors import Conflict, Unavailable
 from arl_wire.internal.scheduler import CapacityPlanRequest
 
@@ -66,15 +68,15 @@ class CapacityPlanner:
         if view is None:
             raise Unavailable("this scheduler does not lead, or has just started to lead; try again", retry_after_s=1)
         index, snapshot = view
-        waiting, present = index.queued_count, build_forecast_input(index, snapshot)
-        current = await self._forecast(present, queued_count=waiting)
+        present = build_forecast_input(index, snapshot)
+        left_out = _count_left_out(index, present)
+        current = await self._forecast(present, left_out)
         if not request.question.has_changes:
             return CapacityPlan(current=current)
         changed = _apply_changes(present, request)
-        waiting += request.question.actions
-        return CapacityPlan(current=current, hypothetical=await self._forecast(changed, queued_count=waiting))
+        return CapacityPlan(current=current, hypothetical=await self._forecast(changed, left_out))
 
-    async def _forecast(self, start: ForecastInput, *, queued_count: int) -> CapacityForecast:
+    async def _forecast(self, start: ForecastInput, left_out: Counter[UnstartedReason]) -> CapacityForecast:
         ends_at = time.monotonic() + self._work_s
         forecasting = ForecastSimulator(start, self._policy, limit=ROUND_GRANTS)
         goes_on = True
@@ -84,17 +86,19 @@ class CapacityPlanner:
             goes_on = forecasting.step()
         found = forecasting.forecast()
         with_cores = schedulable_cores(start.nodes)
+        unstarted = left_out + Counter(found.unstarted)
         return CapacityForecast(
             nodes=len(with_cores),
             cpu_milli=sum(with_cores.values()),
-            queued=queued_count,
+            queued=found.simulated + left_out.total(),
             simulated=found.simulated,
             starts_now=found.starts_now,
             started=found.started,
             mean_wait_s=_rounded(found.mean_wait_s),
             p90_wait_s=_rounded(found.p90_wait_s),
-            drain_s=_rounded(found.drained_s),
-            complete=not goes_on,
+            drain_s=None if unstarted else _rounded(found.drained_s),
+            complete=not goes_on and not unstarted,
+            unstarted=[UnstartedActions(reason=reason, actions=count) for reason, count in sorted(unstarted.items())],
         )
 
 
@@ -118,12 +122,13 @@ def build_forecast_input(index: SchedulerIndex, snapshot: CellSnapshot) -> Forec
         queued=tuple(_queued_actions(index, snapshot)),
         shares=copy.deepcopy(snapshot.shares),
         durations=BaselineDurations(snapshot.curves.durations),
+        quotas=copy.deepcopy(snapshot.quotas),
     )
 
 
 def _queued_actions(index: SchedulerIndex, snapshot: CellSnapshot) -> list[QueuedAction]:
     """Return the actions that may start, in order of arrival, and then those behind them in their environments."""
-    found = list(_take_first(each for each in snapshot.queue.in_order() if each.task not in snapshot.quotas))
+    found = list(_take_first(snapshot.queue.in_order()))
     room = MAX_SIMULATED - sum(1 + len(action.gang_members) for action in found)
     behind = {action.trajectory: 1 for action in found if action.environment is not None}
     busy = {hold.environment_name: 0 for hold in index.allocations if hold.environment_name is not None}
@@ -134,6 +139,14 @@ def _queued_actions(index: SchedulerIndex, snapshot: CellSnapshot) -> list[Queue
         found += line
         room -= len(line)
     return found
+
+
+def _count_left_out(index: SchedulerIndex, present: ForecastInput) -> Counter[UnstartedReason]:
+    """Count the queued actions that the forecast does not simulate, by reason."""
+    paused, simulated = index.paused_count, sum(1 + len(action.gang_members) for action in present.queued)
+    left = index.queued_count - paused
+    reason = UnstartedReason.NOT_SIMULATED if left > MAX_SIMULATED else UnstartedReason.ENVIRONMENT_ENDING
+    return +Counter({UnstartedReason.QUEUE_PAUSED: paused, reason: left - simulated})
 
 
 def _take_first(actions: Iterable[QueuedAction]) -> Iterator[QueuedAction]:

@@ -1,6 +1,7 @@
 """Test capacity planning: the leader simulates on a copy between its rounds."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,33 @@ async def test_plan_uses_the_leaders_nodes_environments_and_paused_queues(databa
         assert (closed.nodes, closed.started) == (0, 2), "what lives there goes on"
 
 
+async def test_plan_says_which_actions_of_paused_tasks_and_tasks_at_their_quota_wait(database: str) -> None:
+    async with rows_in(database) as rows, leading(rows) as leader:
+        await rows.node(cores=8, memory_mib=10_000)
+        for task, quota in (("halted", None), ("limited", 1), ("nothing", 0)):
+            queue = await rows.queue_of(task)
+            if quota is not None:
+                sql = "update queues set quota = $2 where id = $1"
+                await rows.execute(sql, queue, json.dumps({"running": quota}))
+            else:
+                await rows.execute("update queues set paused_at = now() where id = $1", queue)
+        queues = {row["task"]: row["id"] for row in await rows.pool.fetch("select id, task from queues")}
+        for task in ("halted", "limited", "nothing"):
+            for _ in range(3):
+                await rows.action(queue_id=queues[task])
+        await until_known(leader, 8)
+        found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).current
+        assert (found.queued, found.simulated, found.started) == (8, 5, 2), "the quota of 1 runs one after another"
+        assert (found.complete, found.drain_s) == (False, None)
+        assert {each.reason: each.actions for each in found.unstarted} == {"queue_paused": 3, "task_at_quota": 3}
+        await rows.execute("update queues set paused_at = null, quota = null where task <> 'limited'")
+        await until_known(leader, 2)
+        found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).current
+        assert (found.queued, found.started, found.complete, found.unstarted) == (2, 2, True, [])
+        assert found.drain_s is not None
+        assert found.drain_s > 0, "the task at its quota waits for its running action"
+
+
 async def test_plan_simulates_a_bounded_number_of_queued_actions(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await until_known(leader, 0)
@@ -98,6 +126,8 @@ async def test_plan_simulates_a_bounded_number_of_queued_actions(database: str) 
         view[0].admit([a_queued_row(number) for number in range(1, MAX_SIMULATED + 11)])
         found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).current
         assert (found.queued, found.simulated) == (MAX_SIMULATED + 10, MAX_SIMULATED)
+        assert found.unstarted[-1].model_dump() == {"reason": "not_simulated", "actions": 10}
+        assert not found.complete
 
 
 async def test_plan_never_simulates_a_partial_gang(database: str) -> None:

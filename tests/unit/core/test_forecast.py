@@ -1,7 +1,7 @@
 """Forecasts follow the policy's decisions, also for a hypothetical cell."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pytest
@@ -24,6 +24,7 @@ from arl_core.domain.model import (
     RunningAction,
     SchedulingPlan,
 )
+from arl_core.domain.states import UnstartedReason
 from arl_core.durations.curves import DeclaredDurations
 from arl_core.inquiry.capacity_plan import (
     BaselineDurations,
@@ -37,6 +38,7 @@ from arl_core.inquiry.forecast import STEP_BATCH, ActiveAction, ForecastInput, F
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
 from arl_core.policies.spar import SparPolicy
 from arl_core.queue.fairness import FairShares
+from arl_core.queue.quotas import QuotaUsage, TaskQuota
 from support.builders import a_pool, an_action, numbered
 
 NOW = 1000.0
@@ -97,6 +99,28 @@ class TestForecast:
         found = foreseen(present([an_action(n, cls=fixed()) for n in (1, 2, 3)]), policy)
         assert (found.starts_now, found.started, found.mean_wait_s) == (1, 3, 1.0)
         assert (found.p90_wait_s, found.drained_s) == (2.0, 2.0)
+
+    def test_quota_of_a_task_lets_its_actions_run_one_after_another(self) -> None:
+        cell = present([an_action(n, cls=fixed()) for n in (1, 2, 3)], a_pool(cpu_milli=8000))
+        quotas = QuotaUsage()
+        quotas.set_quotas({cell.queued[0].task: TaskQuota(actions=1)}, [])
+        found = foreseen(replace(cell, quotas=quotas), SparPolicy())
+        assert (found.started, found.drained_s, dict(found.unstarted)) == (3, 2.0, {})
+
+    @pytest.mark.parametrize("policy", [FCFS, SparPolicy()])
+    def test_actions_that_never_start_have_a_reason(self, policy: SchedulingPolicy) -> None:
+        queued = [an_action(n, cls=fixed(9 if n == 1 else 1))._replace(task=n) for n in (1, 2, 3)]
+        cell = present(queued, a_pool(cpu_milli=8000))
+        quotas = QuotaUsage()
+        quotas.set_quotas({2: TaskQuota(actions=0)}, [])
+        found = foreseen(replace(cell, quotas=quotas), policy)
+        expected = {UnstartedReason.NO_NODE_FITS: 1, UnstartedReason.TASK_AT_QUOTA: 1}
+        assert (found.started, found.drained_s, dict(found.unstarted)) == (1, None, expected)
+
+    def test_forecast_that_was_cut_names_its_time_limit(self) -> None:
+        cell = present([an_action(n, cls=fixed()) for n in (1, 2, 3)])
+        found = ForecastSimulator(cell, FCFS, limit=LIMIT).forecast()
+        assert (found.drained_s, dict(found.unstarted)) == (None, {UnstartedReason.TIME_LIMIT: 3})
 
     def test_running_action_frees_resources_at_its_expected_end(self) -> None:
         amounts = {"cpu_milli": 1000}

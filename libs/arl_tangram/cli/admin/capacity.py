@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from arl_core.domain.states import UnstartedReason
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.completion import complete_node
 from arl_tangram.cli.local_state import DirOption
@@ -76,11 +77,13 @@ _ROW_NAMES = (
     "mean wait",
     "p90 wait",
     "queue empty after",
+    "do not start",
 )
 
 
 def _format_forecast(forecast: CapacityForecast) -> tuple[str, ...]:
-    least = "" if forecast.complete else "at least "
+    is_cut = any(each.reason is UnstartedReason.TIME_LIMIT for each in forecast.unstarted)
+    least = "at least " if is_cut else ""
     return (
         str(forecast.nodes),
         f"{forecast.cpu_milli / 1000:g}",
@@ -91,6 +94,7 @@ def _format_forecast(forecast: CapacityForecast) -> tuple[str, ...]:
         _format_seconds(forecast.mean_wait_s),
         _format_seconds(forecast.p90_wait_s),
         _format_seconds(forecast.drain_s),
+        "\n".join(f"{each.actions} {each.reason}" for each in forecast.unstarted) or "-",
     )
 
 
