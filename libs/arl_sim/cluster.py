@@ -1,7 +1,7 @@
 """Simulated hardware, and the demands of simulated actions."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -36,7 +36,7 @@ FREE_BATCH_SIZE = 4.0
 """Batch size up to which a batch takes no longer than one action; an assumption."""
 ENVIRONMENT_MIB = 2048
 NODE_MIB = 1 << 20
-"""Memory of a node in MiB; large enough never to limit a simulation."""
+"""Memory of a node in MiB if none is given; large enough never to limit a simulation."""
 
 
 class DemandMode(StrEnum):
@@ -57,6 +57,8 @@ class SimCluster:
     """Devices dedicated to a service, with resident weights from the start; `gpu_nodes` are the others."""
     shared: frozenset[str] = frozenset()
     """Dedicated services that run many actions in batches instead of one after another."""
+    node_memory_mib: int = NODE_MIB
+    """Memory of each CPU node."""
 
     @classmethod
     def from_totals(cls, *, cores: int, gpus: int, api_calls: int, cores_per_node: int = 64) -> "SimCluster":
@@ -80,9 +82,11 @@ def split_into_nodes(devices: int) -> tuple[int, ...]:
     return (8,) * (devices // 8) + tuple(rest)
 
 
-def create_nodes(cluster: SimCluster, services: Mapping[str, ExclusiveService]) -> list[NodeResources]:
-    """Return the nodes, numbered from 1: CPU nodes, then GPU nodes, then the API node."""
-    pools = [_cpu_node(cores) for cores in cluster.cpu_nodes]
+def create_nodes(
+    cluster: SimCluster, services: Mapping[str, ExclusiveService], slots: Iterable[str] = ()
+) -> list[NodeResources]:
+    """Return the nodes, numbered from 1: CPU nodes, then GPU nodes, then the API node, which has all `slots`."""
+    pools = [_cpu_node(cores, cluster.node_memory_mib) for cores in cluster.cpu_nodes]
     pools += [_gpu_node(count) for count in cluster.gpu_nodes]
     pools += [
         _make_node("gpu", ResourceShape.QUOTA, {slot_resource(name): SERVICE_SLOTS})
@@ -90,12 +94,13 @@ def create_nodes(cluster: SimCluster, services: Mapping[str, ExclusiveService]) 
         else _gpu_node(count, services[name])
         for name, count in cluster.dedicated.items()
     ]
-    pools.append(_make_node("api", ResourceShape.QUOTA, {"concurrency": cluster.api_calls}))
+    calls = dict.fromkeys(("concurrency", *sorted(slots)), cluster.api_calls)
+    pools.append(_make_node("api", ResourceShape.QUOTA, calls))
     return [replace(pool, node=node) for node, pool in enumerate(pools, start=1)]
 
 
-def _cpu_node(cores: int) -> NodeResources:
-    return _make_node("cpu", ResourceShape.DIVISIBLE, {"cpu_milli": cores * CORE_MILLI, "memory_mib": NODE_MIB})
+def _cpu_node(cores: int, memory_mib: int) -> NodeResources:
+    return _make_node("cpu", ResourceShape.DIVISIBLE, {"cpu_milli": cores * CORE_MILLI, "memory_mib": memory_mib})
 
 
 def _gpu_node(count: int, owner: ExclusiveService | None = None) -> NodeResources:
@@ -125,30 +130,30 @@ class SimActionClasses:
         self._services = services
         self._demand_mode = demand_mode
         self._is_separate = is_separate
-        self._cache: dict[tuple[str, tuple[float, ...]], ActionClass] = {}
+        self._cache: dict[tuple[object, ...], ActionClass] = {}
         self._count = 0
 
     def class_for(self, work: ActionWork) -> ActionClass:
-        name = (work.cls, work.choices)
+        name = (work.cls, work.choices, work.memory_mib, work.resizable, work.slots)
         if self._is_separate or name not in self._cache:
             self._count += 1
             self._cache[name] = self._make_class(work, self._count)
         return self._cache[name]
 
-    def environment_class(self) -> ActionClass:
-        """Return the class of the action that creates an environment."""
-        demand = ResourceDemand({"memory_mib": ENVIRONMENT_MIB})
-        return ActionClass(key=0, kind="environment.create", shape=ResourceShape.DIVISIBLE, demand=demand)
+    def environment_class(self, memory_mib: int | None = None) -> ActionClass:
+        """Return the class of the action that creates an environment with this memory."""
+        memory_mib = memory_mib or ENVIRONMENT_MIB
+        demand = ResourceDemand({"memory_mib": memory_mib})
+        return ActionClass(key=-memory_mib, kind="environment.create", shape=ResourceShape.DIVISIBLE, demand=demand)
 
     def _make_class(self, work: ActionWork, key: int) -> ActionClass:
         match work.resource_kind:
             case ResourceKind.CPU:
-                demand = self._demand(work, "cpu_milli", CORE_MILLI, {"memory_mib": ENVIRONMENT_MIB})
+                demand = self._demand(work, "cpu_milli", CORE_MILLI, {"memory_mib": work.memory_mib or ENVIRONMENT_MIB})
                 return ActionClass(key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand)
             case ResourceKind.API:
-                return ActionClass(
-                    key=key, kind="api", shape=ResourceShape.QUOTA, demand=ResourceDemand({"concurrency": 1})
-                )
+                calls = ResourceDemand(dict.fromkeys(("concurrency", *work.slots), 1))
+                return ActionClass(key=key, kind="api", shape=ResourceShape.QUOTA, demand=calls)
             case ResourceKind.GPU:
                 return self._scoring_class(work, key)
 
@@ -176,7 +181,7 @@ class SimActionClasses:
         if self._demand_mode is DemandMode.FIXED or len(work.choices) == 1:
             return ResourceDemand({resource: round(self._fixed_units(work) * unit), **other})
         choices = tuple(round(choice * unit) for choice in work.choices)
-        resizable = ResizeSupport.ANY if work.resource_kind is ResourceKind.CPU else ResizeSupport.NONE
+        resizable = work.resizable if work.resource_kind is ResourceKind.CPU else ResizeSupport.NONE
         elastic = ElasticResource(resource, choices, AmdahlScaling(work.parallel_fraction), resizable=resizable)
         return ResourceDemand({resource: choices[0], **other}, elastic)
 

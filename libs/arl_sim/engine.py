@@ -18,7 +18,7 @@ from arl_sim.results import ActionRecord, SimResult, UsageSegment
 from arl_sim.scheduler_state import SimSchedulerState
 from arl_sim.sim_attempt import SimAttempt, max_min_shares
 from arl_sim.trajectory_progress import TrajectoryProgress
-from arl_sim.workload import ActionWork, ResourceKind, SimWorkload
+from arl_sim.workload import ActionWork, ResourceKind, SimTask, SimWorkload
 
 __all__ = ["RESIZE_S", "START_S", "SimOverheads", "StuckError", "WorkloadSimulation"]
 
@@ -82,11 +82,19 @@ class WorkloadSimulation:
     _task_ends: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._state = SimSchedulerState(self.policy, create_nodes(self.cluster, self.workload.services), self.durations)
+        nodes = create_nodes(self.cluster, self.workload.services, self.workload.slots)
+        self._state = SimSchedulerState(self.policy, nodes, self.durations)
         self._sequence = itertools.count()
         self._ids = itertools.count(1)
         self._position_of: dict[UUID, tuple[TrajectoryProgress, int]] = {}
         self._tasks = {task: number for number, task in enumerate(sorted({r.task for r in self.workload.trajectories}))}
+        known = self.workload.tasks
+        settings = {number: known.get(task, SimTask()) for task, number in self._tasks.items()} if known else {}
+        self._state.set_tasks(
+            {task: each.weight for task, each in settings.items()},
+            {task: each.quota for task, each in settings.items() if each.quota.limits},
+        )
+        self._missed = 0
         self._oversubscribed: set[int] = set()
         self._changed = False
 
@@ -107,7 +115,9 @@ class WorkloadSimulation:
                 rounds += 1
             if not self._events and self._state.queued_count:
                 raise StuckError(f"{self._state.queued_count} actions wait for ever")
-        return SimResult(self.cluster, tuple(self._records), self._task_ends, tuple(self._segments), rounds)
+        return SimResult(
+            self.cluster, tuple(self._records), self._task_ends, tuple(self._segments), rounds, self._missed
+        )
 
     def _schedule(self, moment: float, handler: Handler) -> None:
         heapq.heappush(self._events, (moment, next(self._sequence), handler))
@@ -127,7 +137,7 @@ class WorkloadSimulation:
             self._enqueue(
                 progress,
                 _POD_ACTION,
-                self._make_action(progress, self.classes.environment_class(), now),
+                self._make_action(progress, self.classes.environment_class(progress.trajectory.memory_mib), now),
                 in_environment=True,
             )
         for at in progress.initial_positions():
@@ -144,7 +154,9 @@ class WorkloadSimulation:
         self.durations.submitted(cls, turn.work)
         if progress.started_at is None:
             progress.started_at = now
-        action = self._make_action(progress, cls, now)
+        action = self._make_action(progress, cls, now)._replace(
+            priority=turn.priority, deadline=now + turn.deadline_s if turn.deadline_s is not None else None
+        )
         # With pods, all CPU actions of a trajectory run in its pod.
         in_pod = self.policy.has_pods and progress.trajectory.has_environment
         at_home = turn.work.resource_kind is ResourceKind.CPU and (in_pod or not turn.is_outside_environment)
@@ -159,6 +171,18 @@ class WorkloadSimulation:
         self._changed = True
         self._position_of[action.id] = (progress, position)
         self._state.submit(action, environment=_environment_id(progress.number) if in_environment else None)
+        if action.deadline is not None:
+            self._schedule(max(action.deadline, action.submitted), partial(self._pass_deadline, action.id))
+
+    def _pass_deadline(self, action_id: UUID, now: float) -> None:
+        """Settle an action that is still queued at its deadline. Its trajectory goes on."""
+        if action_id not in self._position_of:
+            return
+        self._changed = True
+        self._missed += 1
+        progress, position = self._position_of.pop(action_id)
+        self._state.withdraw(action_id)
+        self._continue_trajectory(progress, position, now)
 
     def _make_action(self, progress: TrajectoryProgress, cls: ActionClass, now: float) -> QueuedAction:
         return QueuedAction(

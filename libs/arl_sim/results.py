@@ -51,6 +51,8 @@ class SimResult:
     task_ends: Mapping[str, float]
     segments: tuple[UsageSegment, ...]
     rounds: int
+    missed: int = 0
+    """Actions that were still queued at their deadline; `records` does not have them."""
 
     @property
     def end_s(self) -> float:
@@ -65,6 +67,8 @@ class SimStatistics:
     """
 
     actions: float
+    missed: float
+    """Number of further actions that were still queued at their deadline."""
     act: float
     p50: float
     p99: float
@@ -85,10 +89,11 @@ class SimStatistics:
 
 
 def compute_statistics(result: SimResult) -> SimStatistics:
-    acts = np.array([record.act_s for record in result.records])
-    queue = np.array([record.started - record.submitted for record in result.records])
+    acts = np.array([record.act_s for record in result.records] or [0.0])
+    queue = np.array([record.started - record.submitted for record in result.records] or [0.0])
     return SimStatistics(
-        actions=len(acts),
+        actions=len(result.records),
+        missed=result.missed,
         act=float(acts.mean()),
         p50=float(np.median(acts)),
         p99=float(np.percentile(acts, 99)),

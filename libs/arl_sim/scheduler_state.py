@@ -1,6 +1,6 @@
 """Scheduler state updated event by event, like the scheduler's index: queued actions and allocations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -24,8 +24,9 @@ from arl_core.domain.model import (
 )
 from arl_core.durations.curves import CurveCache, DurationModel
 from arl_core.policies.policy import SchedulingPolicy
-from arl_core.queue.fairness import ShareAccounting, total_resources
+from arl_core.queue.fairness import QueueWeight, ShareAccounting, total_resources
 from arl_core.queue.queue_index import QueueIndex
+from arl_core.queue.quotas import QuotaUsage, TaskQuota
 
 __all__ = ["OverbookedError", "SimSchedulerState"]
 
@@ -53,6 +54,7 @@ class SimSchedulerState:
         for node, pool in self._pools.items():
             self._ledger.set_capacity(node, pool.capacity)
         self._accounts.total = total_resources(pool.capacity for pool in self._pools.values())
+        self._quotas = QuotaUsage()
         self._stale: set[int] = set()
         self._queue = QueueIndex()
         self._queued: dict[UUID, QueuedAction] = {}
@@ -61,6 +63,11 @@ class SimSchedulerState:
         self._environments: dict[TrajectoryName, _SimEnvironment] = {}
         self._environment_of: dict[UUID, TrajectoryName] = {}
         self._pods: dict[TrajectoryName, TrajectoryPod] = {}
+
+    def set_tasks(self, weights: Mapping[int, float], quotas: Mapping[int, TaskQuota]) -> None:
+        """Set the weights and the quotas of tasks before any action is queued."""
+        self._accounts.shares.set_weights({task: QueueWeight(0, weight) for task, weight in weights.items()})
+        self._quotas.set_quotas(quotas, [])
 
     @property
     def queued_count(self) -> int:
@@ -87,6 +94,13 @@ class SimSchedulerState:
         self._queue.add(action)
         self._accounts.record_queued(action.task, action.cls.demand.minimum)
 
+    def withdraw(self, action_id: UUID) -> None:
+        """Remove a queued action that does not start any more."""
+        action = self._queued.pop(action_id)
+        self._queue.discard(action_id)
+        self._environment_of.pop(action_id, None)
+        self._accounts.shares.remove_action(action.task)
+
     def apply_grant(self, grant: Grant, *, now: float) -> bool:
         """Apply a grant; return True if no restore is needed on the granted devices."""
         action = self._queued.pop(grant.fence.action_id)
@@ -111,6 +125,7 @@ class SimSchedulerState:
         self._running.add(running)
         share_s = self._curves.share_s(action.cls, grant.resources, self._accounts.total)
         self._accounts.record_granted(action.id, action.task, share_s, grant.resources)
+        self._quotas.add_usage(action.task, grant.resources)
         return self._occupy_devices(grant, action, now=now) if action.cls.shape is ResourceShape.GROUP else True
 
     def begin_resize(self, fence: Fence, node: int, resources: Resources) -> None:
@@ -140,6 +155,7 @@ class SimSchedulerState:
         running = self._running.on_node(node)[action_id]
         self._running.discard(action_id)
         self._settle_share(running, now)
+        self._quotas.remove_usage(running.task, running.resources)
         self._ledger.release(action_id)
         self._stale.add(node)
         name = self._environment_of.pop(action_id, None)
@@ -186,6 +202,7 @@ class SimSchedulerState:
             curves=self._curves,
             shares=self._accounts.shares,
             total=self._accounts.total,
+            quotas=self._quotas,
         )
 
     def _allocate(self, holder: UUID, node: int, resources: Resources) -> None:

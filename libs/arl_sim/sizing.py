@@ -32,6 +32,8 @@ class SimHardware:
     calls: int
     """Concurrent API calls."""
     pod_cores: int
+    memory_mib: int | None = None
+    """Memory of each CPU node; None if it does not limit."""
     shared: bool = False
     """True if reward services batch many actions on dedicated devices; otherwise an action takes whole devices."""
 
@@ -67,6 +69,11 @@ def _create_cluster(workload: SimWorkload, name: PolicyName, hardware: SimHardwa
     widest = max((work.choices[0] for work in works if work.resource_kind is ResourceKind.CPU), default=0)
     if name in POD_POLICIES:
         widest = max(widest, hardware.pod_cores) if widest else 0
+    if hardware.memory_mib is not None:
+        largest_mib = max((work.memory_mib or 0 for work in works), default=0)
+        if largest_mib > hardware.memory_mib:
+            raise DoesNotFitError(f"{largest_mib} MiB are asked for at once, and a node has {hardware.memory_mib}")
+        site = replace(site, node_memory_mib=hardware.memory_mib)
     if widest > hardware.cores:
         raise DoesNotFitError(f"{widest:g} cores are asked for at once, and a node has {hardware.cores}")
     degrees = {work.service or "": work.choices[0] for work in works if work.resource_kind is ResourceKind.GPU}

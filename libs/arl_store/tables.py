@@ -43,6 +43,7 @@ action_specs = Table(
     Column("demand", JSONB, nullable=False),
     Column("elastic", JSONB),
     Column("labels", JSONB, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
     Column("gang", JSONB),
     Column("payload", JSON, nullable=False),
 )

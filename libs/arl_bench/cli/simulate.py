@@ -10,6 +10,9 @@ import typer
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, print_json, stderr, stdout
+from arl_tangram.client import Tangram
+from arl_wire.admin.queues import Queue
+from arl_wire.errors import Forbidden
 
 if TYPE_CHECKING:
     from arl_sim.results import SimResult
@@ -53,19 +56,29 @@ def record(
 ) -> None:
     """Record the settled actions as a trace for `tangram simulate`."""
     try:
-        from arl_bench.simulation.action_recording import record_actions
-        from arl_sim.workloads.trace import trace_lines
+        from arl_bench.simulation.action_recording import record_actions, record_tasks
+        from arl_sim.workloads.trace import RecordedTrace, trace_lines
     except ModuleNotFoundError as missing:
         _fail_missing_package(missing)
     with connected_client(directory) as tangram:
         settled = tangram.list(task=task, state="settled")
         actions = list(record_actions(action for _, action in zip(range(limit), settled, strict=False)))
+        tasks = record_tasks(_read_queues(tangram))
     actions.sort(key=lambda action: action.submitted_s)
     try:
-        file.write_text("".join(line + "\n" for line in trace_lines(actions)))
+        file.write_text("".join(line + "\n" for line in trace_lines(RecordedTrace(actions, tasks))))
     except OSError as error:
         fail(f"{file}: {error.strerror}")
     stdout.print(f"{len(actions)} actions in {file}", markup=False)
+
+
+def _read_queues(tangram: Tangram) -> list[Queue]:
+    """Return the queues of the project, or none with a warning if the key may not read them."""
+    try:
+        return tangram.queues()
+    except Forbidden:
+        stderr.print("weights and quotas are not recorded: they need a key with the scope admin:read", markup=False)
+        return []
 
 
 def simulate(
@@ -75,6 +88,9 @@ def simulate(
     policy: Annotated[list[PolicyChoice] | None, typer.Option(help="Scheduling policy; repeatable.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Number of CPU nodes.")] = 1,
     cores: Annotated[int, typer.Option(min=1, help="Cores per node.")] = 64,
+    memory_mib: Annotated[
+        int | None, typer.Option(min=1, help="Memory per node in MiB. Absent: memory does not limit.")
+    ] = None,
     gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs, on nodes of 8.")] = 48,
     calls: Annotated[int, typer.Option(min=1, help="Concurrent calls and scores.")] = 48,
     pod_cores: Annotated[int, typer.Option(min=1, help="Cores per pod, for policies with pods.")] = 4,
@@ -88,7 +104,15 @@ def simulate(
         from arl_sim.results import compute_statistics
     except ModuleNotFoundError as missing:
         _fail_missing_package(missing)
-    hardware = sizing.SimHardware(nodes=nodes, cores=cores, gpus=gpus, calls=calls, pod_cores=pod_cores, shared=shared)
+    hardware = sizing.SimHardware(
+        nodes=nodes,
+        cores=cores,
+        memory_mib=memory_mib,
+        gpus=gpus,
+        calls=calls,
+        pod_cores=pod_cores,
+        shared=shared,
+    )
     load = _load_workload(file, workload, seed)
     results: dict[str, SimResult] = {}
     for name in policy or [PolicyChoice.SPAR_M]:
@@ -125,12 +149,12 @@ def _load_workload(file: Path | None, generated: WorkloadChoice | None, seed: in
 
 def _print_table(statistics: dict[str, dict[str, float]]) -> None:
     shown = ("act", "p50", "p99", "queue", "step")
-    stdout.print(
-        f"{'policy':14}" + "".join(f"{name + ' s':>9}" for name in shown) + "  cores  devices busy", markup=False
-    )
+    heading = "".join(f"{name + ' s':>9}" for name in shown)
+    stdout.print(f"{'policy':14}{heading}  cores  devices busy  missed", markup=False)
     for policy, figures in statistics.items():
         times = "".join(f"{figures[name]:9.2f}" for name in shown)
-        stdout.print(f"{policy:14}{times}  {figures['cpu_busy']:5.0%}  {figures['gpu_busy']:7.0%}", markup=False)
+        busy = f"{figures['cpu_busy']:5.0%}  {figures['gpu_busy']:12.0%}"
+        stdout.print(f"{policy:14}{times}  {busy}  {figures['missed']:6.0f}", markup=False)
 
 
 def _draw_plot(results: "dict[str, SimResult]", plot: Path) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
+from arl_core.domain.model import call_resource, slot_resource
 from arl_core.domain.states import ActionOutcome
-from arl_sim.workloads.trace import RecordedAction
+from arl_sim.workloads.trace import RecordedAction, RecordedTask
 from arl_wire.actions.action import Action, ElasticDemand
+from arl_wire.admin.queues import Queue, QueueQuota
 
-__all__ = ["record_actions"]
+__all__ = ["record_actions", "record_tasks"]
 
 RAN_OUTCOMES = frozenset(
     {ActionOutcome.OK, ActionOutcome.USER_ERROR, ActionOutcome.USER_TIMEOUT, ActionOutcome.LIMIT_EXCEEDED}
@@ -32,7 +34,31 @@ def record_actions(actions: Iterable[Action]) -> Iterator[RecordedAction]:
                 step=action.elastic.step if action.elastic is not None else 1,
                 parallel_fraction=_parallel_fraction(action.elastic),
                 in_environment=action.environment is not None,
+                priority=action.priority,
+                deadline_s=_deadline_s(action),
+                resizable=action.elastic.resizable if action.elastic is not None else "none",
             )
+
+
+def record_tasks(queues: Iterable[Queue]) -> dict[str, RecordedTask]:
+    """Return the weight and the quota of each task."""
+    return {
+        queue.task: RecordedTask(
+            weight=queue.weight,
+            running=queue.quota.running if queue.quota is not None else None,
+            resources=_counted_resources(queue.quota) if queue.quota is not None else {},
+        )
+        for queue in queues
+    }
+
+
+def _counted_resources(quota: QueueQuota) -> dict[str, int]:
+    services = {slot_resource(name): most for name, most in quota.reward_services.items()}
+    return services | {call_resource(name): most for name, most in quota.endpoints.items()}
+
+
+def _deadline_s(action: Action) -> float | None:
+    return (action.deadline_at - action.created_at).total_seconds() if action.deadline_at is not None else None
 
 
 def _max_units(action: Action) -> int:

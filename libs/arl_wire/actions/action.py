@@ -317,6 +317,7 @@ class Action(BaseModel):
     elastic: ElasticDemand | None = Field(
         default=None, description="Elastic part of the demand. Absent if the demand is fixed"
     )
+    priority: int = Field(default=0, description="Order among the actions of the same task; a higher value goes first")
     gang: UUID | None = Field(default=None, description="Id that all actions of the same gang have")
     allocation: dict[str, int] | None = None
     cancel_requested: bool = False

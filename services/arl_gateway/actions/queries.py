@@ -34,7 +34,7 @@ ACTIONS_BY_ID = text("""
     select a.id, a.project_id, a.kind, a.trajectory, a.environment_id, a.state, a.outcome, a.reason, a.grant_no,
            a.amounts, a.failures,
            a.cancel_requested_at, a.deadline_at, a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us,
-           q.task, s.class_key, s.demand, s.elastic, s.labels, s.gang, n.name as node, n.url as node_url,
+           q.task, s.class_key, s.demand, s.elastic, s.labels, s.priority, s.gang, n.name as node, n.url as node_url,
            r.id is not null as has_result, r.exit_code, r.signal, r.stdout, r.stderr, r.stdout_bytes, r.stderr_bytes,
            r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.leftover_processes, r.message, r.enforcement,
            r.scores, r.response::text as response
@@ -83,7 +83,7 @@ _ACTION = (
         actions,
         queues.c.task,
         *(action_specs.c.class_key, action_specs.c.demand, action_specs.c.elastic, action_specs.c.labels),
-        action_specs.c.gang,
+        *(action_specs.c.priority, action_specs.c.gang),
         nodes.c.name.label("node"),
     )
     .join(queues, queues.c.id == actions.c.queue_id)

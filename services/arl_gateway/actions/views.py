@@ -40,6 +40,7 @@ def action_from_row(row: Row) -> Action:
         class_key=str(row.class_key),
         demand=json.loads(row.demand),
         elastic=json.loads(row.elastic) if row.elastic is not None else None,
+        priority=row.priority,
         gang=json.loads(row.gang)["id"] if row.gang is not None else None,
         allocation=json.loads(row.amounts) if row.amounts is not None else None,
         cancel_requested=row.cancel_requested_at is not None,
