@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -12,7 +12,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from arl_kit.failpoints import Failpoints
 from arl_kit.service_tokens import TokenIssuer, TokenVerifier
 
-__all__ = ["ServiceSettings", "load_settings"]
+__all__ = ["CHECK_SETTINGS", "EXIT_BAD_SETTINGS", "ServiceSettings", "load_settings"]
+
+CHECK_SETTINGS = "--check-settings"
+"""Argument with which a process only checks its settings: exit code 0, or `EXIT_BAD_SETTINGS` with the mistakes."""
+EXIT_BAD_SETTINGS = 2
+MAX_SHOWN_CHARACTERS = 100
+
+_LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
@@ -46,6 +53,13 @@ class ServiceSettings(BaseSettings):
         description="Failpoints for tests: `name=kill:N,…` ends this process at these points. Empty in production",
     )
 
+    @field_validator("log_level")
+    @classmethod
+    def _check_log_level(cls, setting: str) -> str:
+        if setting.upper() not in _LOG_LEVELS:
+            raise ValueError(f"must be one of {', '.join(_LOG_LEVELS)}")
+        return setting
+
     @field_validator("failpoints")
     @classmethod
     def _check_failpoints(cls, setting: str) -> str:
@@ -61,31 +75,62 @@ class ServiceSettings(BaseSettings):
         return TokenVerifier(audience, {name: key.get_secret_value() for name, key in self.caller_keys.items()})
 
 
-def load_settings(cls: type[SettingsT], *, fallback: SettingsT | None = None) -> SettingsT:
+def load_settings(
+    cls: type[SettingsT],
+    *,
+    fallback: SettingsT | None = None,
+    find_problems: Callable[[SettingsT], Iterable[str]] = lambda settings: (),
+) -> SettingsT:
     """Return the settings from the environment, or `fallback` if they are invalid. Prints one sentence per mistake.
 
-    A missing variable is read from the file in TANGRAM_SECRETS_DIR that has its name in lower case. Exits with code 2
-    if there is no fallback, or if a JSON value cannot be parsed.
+    A missing variable is read from the file in TANGRAM_SECRETS_DIR that has its name in lower case. Without a fallback,
+    a mistake ends the process with `EXIT_BAD_SETTINGS`. With the argument `CHECK_SETTINGS`, the process ends after the
+    check, which includes `find_problems`.
     """
+    settings, problems = _read_settings(cls)
+    is_check = CHECK_SETTINGS in sys.argv[1:]
+    if settings is not None and is_check:
+        problems.extend(find_problems(settings))
+    for problem in problems:
+        print(problem, file=sys.stderr)  # noqa: T201 - nothing is set up yet
+    if settings is None and fallback is not None:
+        return fallback
+    if settings is None or problems:
+        raise SystemExit(EXIT_BAD_SETTINGS)
+    if is_check:
+        raise SystemExit(0)
+    return settings
+
+
+def _read_settings(cls: type[SettingsT]) -> tuple[SettingsT | None, list[str]]:
+    """Return the settings, or None and a sentence per mistake."""
     try:
-        return cls(_secrets_dir=os.environ.get("TANGRAM_SECRETS_DIR"))
+        return cls(_secrets_dir=os.environ.get("TANGRAM_SECRETS_DIR")), []
     except ValidationError as error:
-        for problem in error.errors(include_input=False):
-            _print_error(problem["loc"], problem["msg"])
-        if fallback is not None:
-            return fallback
-        raise SystemExit(2) from None
+        found = error.errors(include_input=False, include_url=False)
+        return None, [_problem(cls, each["loc"], each["msg"]) for each in found]
     except SettingsError as error:
         # The JSON of a list or an object cannot be parsed. The error text names the field.
         named = re.search(r'"(\w+)"', str(error))
         why = f"is not valid JSON: {error.__cause__}" if isinstance(error.__cause__, ValueError) else str(error)
-        _print_error((named[1],) if named is not None else (), why)
-        raise SystemExit(2) from None
+        problem = _problem(cls, (named[1],) if named is not None else (), why)
+        variable = f"TANGRAM_{named[1].upper()}" if named is not None else ""
+        if os.environ.pop(variable, None) is None:
+            return None, [problem]
+        # The other variables are checked without this one.
+        return None, [problem, *_read_settings(cls)[1]]
 
 
-def _print_error(location: Sequence[int | str], message: str) -> None:
-    """Print a mistake with the name of its variable and the path inside its value."""
+def _problem(cls: type[BaseSettings], location: Sequence[int | str], message: str) -> str:
+    """Return a mistake with the name of its variable, its value unless that may be secret, and the path inside it."""
     field, *inside = map(str, location or ("*",))
     name = field.upper() if field.upper().startswith("OTEL_") else f"TANGRAM_{field.upper()}"
-    where = f"{name}: {'.'.join(inside)}" if inside else name
-    print(f"{where}: {message.removeprefix('Value error, ')}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
+    message = message.removeprefix("Value error, ")
+    if inside:
+        return f"{name}: {'.'.join(inside)}: {message}"
+    value = os.environ.get(name)
+    known = cls.model_fields.get(field)
+    # A JSON object may contain keys.
+    if value is None or value.startswith("{") or known is None or known.annotation is SecretStr:
+        return f"{name}: {message}"
+    return f"{name} is {value[:MAX_SHOWN_CHARACTERS]!r}: {message}"

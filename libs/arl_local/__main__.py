@@ -14,6 +14,7 @@ from arl_kit.telemetry.otel import unknown_propagators
 from arl_local.env_routing import unknown_settings
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
 from arl_local.process_plan import DEFAULT_COMMANDS, LAUNCHER_EXIT_NO_SANDBOX, LocalOptions
+from arl_local.settings_check import BadSettings
 from arl_local.state_dir import AlreadyUp, StateDir, default_directory
 from arl_local.supervisor import StartFailed
 from arl_local.up import run
@@ -21,14 +22,19 @@ from arl_local.up import run
 __all__ = ["main"]
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_ALREADY_UP = 4
 EXIT_NO_SANDBOX = 5
 
+DRIVERS = ("auto", "namespaces", "landlock", "unsafe-local", "simulated")
 _EXPECTED_ERRORS = (EmbeddedPostgresError, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS) -> int:
-    """Run the command and return the exit code: 0 stopped, 1 failed, 4 already up, 5 no sandbox works here."""
+    """Run the command and return its exit code.
+
+    0: stopped. 1: failed. 2: a setting is wrong. 4: already up. 5: no sandbox works here.
+    """
     chosen = _parse(arguments)
     try:
         with StateDir(chosen.dir).lock():
@@ -43,6 +49,9 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
     except AlreadyUp:
         print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_ALREADY_UP
+    except BadSettings as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a command line
+        return EXIT_USAGE
     except StartFailed as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_NO_SANDBOX if error.exit_code == LAUNCHER_EXIT_NO_SANDBOX else EXIT_FAILED
@@ -65,8 +74,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="port of the gateway; default 8700, or any free port")
     parser.add_argument("--cores", help="number of cores that actions may use")
     parser.add_argument("--nodes", type=int, default=1, help="number of simulated nodes, each with --cores cores")
-    drivers = ("auto", "namespaces", "landlock", "unsafe-local", "simulated")
-    parser.add_argument("--driver", choices=drivers, default=os.environ.get("TANGRAM_DRIVER", "auto"))
+    parser.add_argument("--driver", choices=DRIVERS, default=os.environ.get("TANGRAM_DRIVER", "auto"))
     parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
     parser.add_argument("--until-eof", action="store_true", help="also stop when standard input ends")
     parser.add_argument("--take-over", action="store_true", help="use a database that another state directory owns")
@@ -74,10 +82,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     chosen = parser.parse_args(arguments)
     if chosen.nodes < 1 or (chosen.nodes > 1 and chosen.driver != "simulated"):
         parser.error("--nodes: only simulated nodes can share a machine")
+    if chosen.port is not None and not 1 <= chosen.port <= 65535:
+        parser.error(f"--port is {chosen.port}; it must be from 1 to 65535")
     return chosen
 
 
 def _options(chosen: argparse.Namespace) -> LocalOptions:
+    """Return the options. Raises `BadSettings` for a wrong variable, which argparse does not check."""
+    if chosen.driver not in DRIVERS:
+        raise BadSettings(f"TANGRAM_DRIVER is {chosen.driver!r}: must be one of {', '.join(DRIVERS)}")
+    database_url = os.environ.get("TANGRAM_DATABASE_URL")
+    if database_url and not database_url.startswith(("postgresql://", "postgres://")):
+        raise BadSettings("TANGRAM_DATABASE_URL: must begin with postgresql://")
     return LocalOptions(
         directory=chosen.dir,
         host=chosen.host,
@@ -85,7 +101,7 @@ def _options(chosen: argparse.Namespace) -> LocalOptions:
         cores=chosen.cores,
         nodes=chosen.nodes,
         driver=chosen.driver,
-        database_url=os.environ.get("TANGRAM_DATABASE_URL"),
+        database_url=database_url,
         take_over=chosen.take_over,
     )
 

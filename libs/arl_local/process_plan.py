@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from arl_kit.child_process import child_environment
+from arl_kit.settings import EXIT_BAD_SETTINGS
 from arl_kit.telemetry.otel import service_environment
 from arl_local.credentials import NODE_KINDS, NodeIdentity, service_secrets
 from arl_local.delegated_cgroup import BUS_VARIABLES
@@ -98,6 +99,14 @@ class ProcessPlan:
         launcher = [] if self.options.driver == "simulated" else [self._launcher_spec()]
         return [*launcher, *(self._service_spec(name) for name in self.names)]
 
+    def configured_specs(self) -> list[ProcessSpec]:
+        """Return the specs of the processes for which the user gave a setting. The settings of others are ours."""
+        return [spec for spec in self.specs() if self._has_user_settings(spec.name)]
+
+    def _has_user_settings(self, name: str) -> bool:
+        service = _service_of(name)
+        return bool(forwarded_variables(service, self.environment)) or (service == "cpu" and bool(self.options.cores))
+
     @property
     def _launcher_socket(self) -> Path:
         return self.state.run_dir / "launcher.sock"
@@ -120,7 +129,9 @@ class ProcessPlan:
             env |= {name: self.environment[name] for name in BUS_VARIABLES if name in self.environment}
         spec = self._process_spec("cpu-launcher", env, ready=_socket_probe(self._launcher_socket))
         return replace(
-            spec, argv=(*self.delegation, *spec.argv), fatal_exit_codes=frozenset({LAUNCHER_EXIT_NO_SANDBOX})
+            spec,
+            argv=(*self.delegation, *spec.argv),
+            fatal_exit_codes=frozenset({LAUNCHER_EXIT_NO_SANDBOX, EXIT_BAD_SETTINGS}),
         )
 
     def _service_spec(self, name: str) -> ProcessSpec:
@@ -169,7 +180,14 @@ class ProcessPlan:
         self, name: str, env: Mapping[str, str], *, ready: str | Callable[[], Awaitable[bool]]
     ) -> ProcessSpec:
         which = name if name in self.commands else _service_of(name)
-        return ProcessSpec(name=name, argv=self.commands[which], env=env, ready=ready, stop_order=_STOP_ORDER[which])
+        return ProcessSpec(
+            name=name,
+            argv=self.commands[which],
+            env=env,
+            ready=ready,
+            stop_order=_STOP_ORDER[which],
+            fatal_exit_codes=frozenset({EXIT_BAD_SETTINGS}),
+        )
 
     def _host_of(self, name: str) -> str:
         return self.options.host if name == "gateway" else _LOOPBACK
@@ -191,7 +209,7 @@ def node_of(process: str) -> NodeIdentity | None:
 
 
 def _service_of(name: str) -> str:
-    return "cpu" if name.startswith("cpu-") else name
+    return "cpu" if name.startswith("cpu-") and name != "cpu-launcher" else name
 
 
 def _socket_probe(path: Path) -> Callable[[], Awaitable[bool]]:

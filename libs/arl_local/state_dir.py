@@ -14,7 +14,7 @@ from pathlib import Path
 from arl_local.postgres.postgres_paths import create_private_directory, short_enough_directory
 from arl_store.files import replace_file
 
-__all__ = ["AlreadyUp", "StateDir", "choose_ports", "default_directory"]
+__all__ = ["AlreadyUp", "StateDir", "bind", "choose_ports", "default_directory"]
 
 _LOCK_ATTEMPTS = 10
 _RANDOM_PORT_ATTEMPTS = 3
@@ -146,7 +146,7 @@ def choose_ports(preferences_by_name: Mapping[str, tuple[str, tuple[int, ...]]],
         for name, (host, preferences) in preferences_by_name.items():
             for port in (*preferences, *[0] * _RANDOM_PORT_ATTEMPTS):
                 try:
-                    listener = held.enter_context(_bind(host, port))
+                    listener = held.enter_context(bind(host, port))
                     chosen[name] = listener.getsockname()[1]
                     reserved.enter_context(_reserve_port(chosen[name]))
                 except OSError:
@@ -168,7 +168,8 @@ def _reserve_port(port: int) -> socket.socket:
     return reservation
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address. Raises OSError."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

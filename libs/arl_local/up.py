@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from errno import EACCES, EADDRINUSE
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +18,8 @@ from arl_local.delegated_cgroup import delegation_command
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres
 from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, node_of, process_names
 from arl_local.service_accounts import NO_HOME, SERVICE_ACCOUNT_FILE, account_problem, service_accounts
-from arl_local.state_dir import StateDir, choose_ports
+from arl_local.settings_check import check_settings
+from arl_local.state_dir import StateDir, bind, choose_ports
 from arl_local.supervisor import ProcessSpec, Supervisor
 from arl_store.files import replace_file
 
@@ -79,19 +81,23 @@ async def _start_all(
     commands: Mapping[str, tuple[str, ...]],
     ports: Mapping[str, int],
 ) -> None:
-    owner_url = options.database_url or await _start_postgres(supervisor, state)
-    supervisor.report("starting", "bringing the schema up to date")
     names = process_names(options.nodes, environment)
-    nodes = {name: node for name in names if (node := node_of(name)) is not None}
     plan = ProcessPlan(
         options=options,
         state=state,
         ports=ports,
-        database_urls=await provision_database(owner_url, state, nodes, take_over=options.take_over),
+        database_urls=dict.fromkeys(names, "postgresql://"),
         environment=environment,
         commands=commands,
         delegation=await asyncio.to_thread(delegation_command, environment),
     )
+    supervisor.report("starting", "checking the settings")
+    await check_settings(await asyncio.to_thread(_with_accounts, plan.configured_specs(), state))
+    owner_url = options.database_url or await _start_postgres(supervisor, state)
+    supervisor.report("starting", "bringing the schema up to date")
+    nodes = {name: node for name in names if (node := node_of(name)) is not None}
+    urls = await provision_database(owner_url, state, nodes, take_over=options.take_over)
+    plan = replace(plan, database_urls=urls)
     supervisor.report("starting", "starting the services")
     specs = await asyncio.to_thread(_with_accounts, plan.specs(), state)
     for spec in specs:
@@ -118,8 +124,11 @@ def _with_accounts(specs: Sequence[ProcessSpec], state: StateDir) -> list[Proces
 
 
 def _has_privileged_port(spec: ProcessSpec) -> bool:
-    first = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
-    return int(spec.env["TANGRAM_PORT"]) < first
+    return int(spec.env["TANGRAM_PORT"]) < _first_unprivileged_port()
+
+
+def _first_unprivileged_port() -> int:
+    return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
 
 
 async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
@@ -141,8 +150,21 @@ def _choose_ports(
     preferences = (options.port,) if options.port else (*wanted["gateway"][1], _GATEWAY_PORT)
     ports = choose_ports({**wanted, "gateway": (options.host, preferences)}, reserved)
     if options.port and ports["gateway"] != options.port:
-        raise OSError(f"port {options.port} on {options.host} is taken; choose another with --port")
+        raise OSError(_port_problem(options.host, options.port))
     return ports
+
+
+def _port_problem(host: str, port: int) -> str:
+    """Return the reason why the gateway cannot have a port that the user chose."""
+    try:
+        bind(host, port).close()
+    except PermissionError:
+        first = _first_unprivileged_port()
+        return f"only root may use port {port}; choose a port from {first} on with --port, or start as root"
+    except OSError as error:
+        if error.errno not in (EADDRINUSE, EACCES):
+            return f"port {port} on {host} cannot be used: {error.strerror}"
+    return f"port {port} on {host} is taken; choose another with --port"
 
 
 def _stop_event(*, until_eof: bool) -> asyncio.Event:

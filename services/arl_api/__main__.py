@@ -1,8 +1,10 @@
-from arl_api.app import build
 from arl_api.settings import ApiSettings
-from arl_kit.http_server.server import serve
 from arl_kit.settings import load_settings
 
 if __name__ == "__main__":
     settings = load_settings(ApiSettings)
+    # Imports take most of the time of a check, which ends before them.
+    from arl_api.app import build
+    from arl_kit.http_server.server import serve
+
     serve(build(settings), settings, name="api")

@@ -15,4 +15,4 @@ if __name__ == "__main__":
     armed = directory / f"{service}.failpoint"
     if armed.exists():
         os.environ["TANGRAM_FAILPOINTS"] = armed.read_text()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", f"arl_{service}"])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"arl_{service}", *sys.argv[3:]])

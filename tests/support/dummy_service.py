@@ -7,6 +7,7 @@ import http.server
 import os
 import signal
 import socketserver
+import sys
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -28,5 +29,5 @@ def serve() -> None:
     socketserver.UnixStreamServer(path, socketserver.BaseRequestHandler).serve_forever()
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and "--check-settings" not in sys.argv:
     serve()

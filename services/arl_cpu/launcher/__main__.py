@@ -118,7 +118,8 @@ def main() -> int:
     try:
         if sys.argv[1:2] == ["--check"]:
             return _check(*sys.argv[2:])
-        return _run_exclusively(LauncherSettings.from_environment(os.environ))
+        settings = LauncherSettings.from_environment(os.environ)
+        return 0 if sys.argv[1:2] == ["--check-settings"] else _run_exclusively(settings)
     except ValueError as error:
         return _exit_with_error(str(error), _EXIT_BAD_SETTINGS)
 

@@ -19,7 +19,7 @@ from arl_gpu.models.weight_buffer import AllocateFn
 from arl_wire.scores import MAX_DETAILS_BYTES
 from arl_wire.validation import is_too_deep
 
-__all__ = ["PythonFunctionModel"]
+__all__ = ["PythonFunctionModel", "function_problems"]
 
 ScoreFunction = Callable[[Mapping[str, Any]], Any]
 ITEM_TIMEOUT_S = 30.0
@@ -43,10 +43,7 @@ class PythonFunctionModel:
 
     def __init__(self, path: str, *, item_timeout_s: float = ITEM_TIMEOUT_S) -> None:
         """Import the function. Raises `ValueError`, `ImportError` or `AttributeError` if it is not found."""
-        module, _, name = path.partition(":")
-        if not module or not name:
-            raise ValueError(f"{path!r} is not module:callable")
-        self._function: ScoreFunction = getattr(import_module(module), name)
+        self._function = _import_function(path)
         self._item_timeout_s = item_timeout_s
         self.weights: LoadableWeights = _EmptyWeights()
 
@@ -65,6 +62,28 @@ class PythonFunctionModel:
             return _parse_result(self._function(dict(item)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception becomes the entry of its item, and other items continue
             return _exception_entry(error)
+
+
+def function_problems(paths: Mapping[str, str]) -> list[str]:
+    """Import each function, by the name of its service. Return a sentence for each that cannot be used."""
+    problems = []
+    for service, path in paths.items():
+        try:
+            _import_function(path)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything when it is imported
+            problems.append(f"TANGRAM_REWARD_FUNCTIONS: {service}: cannot use {path}: {type(error).__name__}: {error}")
+    return problems
+
+
+def _import_function(path: str) -> ScoreFunction:
+    """Import a function. Raises `ValueError`, `ImportError`, `AttributeError` or `TypeError`."""
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise ValueError(f"{path!r} is not module:callable")
+    function: ScoreFunction = getattr(import_module(module), name)
+    if not callable(function):
+        raise TypeError(f"{name} is no function")
+    return function
 
 
 async def _score_all(

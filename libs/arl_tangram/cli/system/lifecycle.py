@@ -254,10 +254,10 @@ def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bo
                     return False
                 if supervisor.returncode is not None:
                     words = _startup_log(state).read_text(errors="replace").strip()
-                    no_sandbox = supervisor.returncode == EXIT_NO_SANDBOX
+                    kept_codes = (EXIT_USAGE, EXIT_NO_SANDBOX)
                     fail(
                         words or f"the supervisor ended with code {supervisor.returncode}",
-                        EXIT_NO_SANDBOX if no_sandbox else EXIT_FAILED,
+                        supervisor.returncode if supervisor.returncode in kept_codes else EXIT_FAILED,
                     )
                 time.sleep(_POLL_INTERVAL_S)
         except KeyboardInterrupt:
