@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from markdown_text import anchor, cell, code, table
 
-from arl_tangram import cli
+from arl_tangram.cli import application as cli
 
 __all__ = ["commands", "render"]
 

@@ -7,163 +7,24 @@ with Tangram() as tangram:
     print(action.ok, action.stdout)
 """
 
-from arl_core.domain.states import ActionOutcome, ActionState
-from arl_tangram.async_client import AsyncTangram
-from arl_tangram.batches import ActionInput
-from arl_tangram.client import Tangram
-from arl_tangram.environment_handles import (
-    AsyncEnvironment,
-    AsyncEnvironmentFiles,
-    Environment,
-    EnvironmentFiles,
-    PendingEnvironment,
-)
-from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
-from arl_tangram.options import EnvironmentOptions, ExecOptions, exec_action
-from arl_tangram.resources.endpoints import CallOptions, call_action, response_of
-from arl_tangram.resources.output_streams import OutputData, OutputEvent
-from arl_tangram.resources.queues import CapacityOptions
-from arl_tangram.resources.reward_services import ScoreInput, ScoreOptions, score_action, scores_of
-from arl_tangram.sessions import AsyncEnvironmentSession, EnvironmentSession
-from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream, SubmitActionRequest
-from arl_wire.actions.explanations import ActionExplanation, StragglerInfo, WaitExplanation
-from arl_wire.actions.output_events import OutputEnd, OutputRestart, OutputTruncated
-from arl_wire.actions.traces import ActionTrace, TraceSpan
-from arl_wire.admin.audit_log import AuditLogEntry
-from arl_wire.admin.capacity import CapacityForecast, CapacityPlan
-from arl_wire.admin.keys import ApiKey, CreateKeyResponse
-from arl_wire.admin.nodes import NodeInfo, NodeListResponse
-from arl_wire.admin.queues import Project, Queue, QueueQuota
-from arl_wire.calls import CallResponse, Endpoint
-from arl_wire.environments.environment import EnvironmentInfo, EnvironmentState, SnapshotInfo
-from arl_wire.environments.files import FileEntry, UploadArchiveResponse
-from arl_wire.errors import (
-    BadRequest,
-    Conflict,
-    DatabaseDiskFull,
-    DemandImpossible,
-    EndpointNotFound,
-    FieldError,
-    Forbidden,
-    GangRefused,
-    GatewayTimeout,
-    IdempotencyKeyReused,
-    InputClosed,
-    InputFull,
-    Internal,
-    NotFound,
-    NotRunning,
-    NotScored,
-    NotSettled,
-    QueueFull,
-    RateLimited,
-    RequirementNotEnforced,
-    RewardServiceNotFound,
-    TangramError,
-    TemplateNotFound,
-    TooLarge,
-    TooManyRequests,
-    Unauthenticated,
-    Unavailable,
-    ValidationFailed,
-)
-from arl_wire.reward_services.service import RewardService, ServiceOperation, ServiceOptions
-from arl_wire.scores import ItemError, PromptMessage, Score, ScoreItem
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Action",
-    "ActionExplanation",
-    "ActionFailed",
-    "ActionInput",
-    "ActionOutcome",
-    "ActionResult",
-    "ActionState",
-    "ActionTimes",
-    "ActionTrace",
-    "ApiKey",
-    "AsyncEnvironment",
-    "AsyncEnvironmentFiles",
-    "AsyncEnvironmentSession",
-    "AsyncTangram",
-    "AuditLogEntry",
-    "BadRequest",
-    "BatchRefused",
-    "CallOptions",
-    "CallResponse",
-    "CapacityForecast",
-    "CapacityOptions",
-    "CapacityPlan",
-    "Conflict",
-    "CreateKeyResponse",
-    "DatabaseDiskFull",
-    "DemandImpossible",
-    "Endpoint",
-    "EndpointNotFound",
-    "Environment",
-    "EnvironmentFiles",
-    "EnvironmentInfo",
-    "EnvironmentOptions",
-    "EnvironmentSession",
-    "EnvironmentState",
-    "ExecOptions",
-    "FieldError",
-    "FileEntry",
-    "Forbidden",
-    "GangRefused",
-    "GatewayTimeout",
-    "IdempotencyKeyReused",
-    "InputClosed",
-    "InputFull",
-    "Internal",
-    "ItemError",
-    "NodeInfo",
-    "NodeListResponse",
-    "NotFound",
-    "NotRunning",
-    "NotScored",
-    "NotSettled",
-    "OutputData",
-    "OutputEnd",
-    "OutputEvent",
-    "OutputRestart",
-    "OutputStream",
-    "OutputTruncated",
-    "PendingEnvironment",
-    "Project",
-    "PromptMessage",
-    "Queue",
-    "QueueFull",
-    "QueueQuota",
-    "RateLimited",
-    "RequirementNotEnforced",
-    "RewardService",
-    "RewardServiceNotFound",
-    "Score",
-    "ScoreInput",
-    "ScoreItem",
-    "ScoreOptions",
-    "ServiceOperation",
-    "ServiceOptions",
-    "SnapshotInfo",
-    "StragglerInfo",
-    "SubmitActionRequest",
-    "Tangram",
-    "TangramError",
-    "TemplateNotFound",
-    "TooLarge",
-    "TooManyRequests",
-    "TraceSpan",
-    "Unauthenticated",
-    "Unavailable",
-    "UploadArchiveResponse",
-    "ValidationFailed",
-    "WaitExplanation",
-    "WaitTimeout",
-    "call_action",
-    "exec_action",
-    "expect_ok",
-    "fetched_files",
-    "response_of",
-    "score_action",
-    "scores_of",
-]
+if TYPE_CHECKING:
+    from arl_tangram.public import *  # noqa: F403
+    from arl_tangram.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import all names at the first use of one. The command line handles Ctrl-C before it imports them."""
+        if name != "__all__" and (name.startswith("__") or find_spec(f"{__name__}.{name}") is not None):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")  # or it is a module of the package
+        public = import_module(f"{__name__}.public")
+        if name != "__all__" and name not in public.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(public, name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *import_module(f"{__name__}.public").__all__})
