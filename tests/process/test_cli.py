@@ -23,6 +23,7 @@ from arl_tangram import (
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_RUNNING, EXIT_USAGE
 from arl_tangram.options import EnvironmentOptions
 from support.builders import numbered
+from support.conditions import eventually
 from support.images import a_root, an_oci_layout, packed
 from support.machine import Machine, a_machine
 
@@ -345,3 +346,17 @@ def test_demo_rewards_right_answers_and_no_reward_hacks(machine: Machine) -> Non
     assert (figures["sandbox_enforced"], figures["scored"], figures["reward_services"]) == (1, 24, 3)
     for name in ("likeness", "quality"):
         assert figures[f"{name}_right_mean"] > figures[f"{name}_wrong_mean"]
+
+
+async def test_interrupted_demo_ends_the_environments_of_its_rollouts(machine: Machine) -> None:
+    """They would keep their memory until their idle time has passed."""
+    demo = machine.begin("bench", "demo", "--running", "--quick", "--trajectories", "2")
+    with machine.client() as tangram:
+        live = lambda: list(tangram.environments(task="demo-coding", state="live"))  # noqa: E731
+        await eventually(lambda: len(live()) >= 2 or demo.poll() is not None, timeout_s=60)
+        demo.send_signal(signal.SIGINT)
+        said = demo.communicate(timeout=60)[1]
+        assert (demo.returncode, "interrupted. The environments" in said, "Traceback" in said) == (130, True, False)
+        await eventually(lambda: live() == [], timeout_s=60)
+        unsettled = [each for each in tangram.list(task="demo-coding") if each.state != "settled"]
+        assert [each for each in unsettled if not each.cancel_requested] == []

@@ -58,6 +58,28 @@ def test_submit_returns_the_exit_code_of_the_program(machine: Machine, arguments
     assert machine.cli("submit", *arguments, check=False).returncode == code
 
 
+CROWD = "for i in 1 2 3 4 5 6; do sleep 60 & done; exit 1"
+
+
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+@pytest.mark.parametrize(
+    ("arguments", "code", "status"),
+    [
+        (("--", "true"), 0, "ok  queue "),
+        (("--", "sh", "-c", "exit 3"), 3, "user_error (exit code 3)  queue "),
+        (("--", "sh", "-c", "kill -TERM $$"), 143, "user_error (SIGTERM)  queue "),
+        (("--timeout-s", "0.2", "--", "sleep", "60"), 124, "user_timeout"),
+        (("--pids", "4", "--", "sh", "-c", CROWD), 125, "limit_exceeded (pids)"),
+        (("--deadline-s", "0.001", "--", "sleep", "1"), 125, "deadline_in_queue"),
+    ],
+)  # fmt: skip
+def test_exit_code_and_status_line_of_submit_tell_the_outcome(
+    machine: Machine, arguments: tuple[str, ...], code: int, status: str, follow: tuple[str, ...]
+) -> None:
+    done = machine.cli("submit", *follow, *arguments, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1].partition(" ")[2][: len(status)]) == (code, status)
+
+
 def test_submit_passes_every_field_of_an_action(machine: Machine, tmp_path: Path) -> None:
     options = ("--env", "GREETING=hello", "--cpu", "0.5-1", "--retries", "2", "--priority", "3", "--label", "a=b")
     program = (

@@ -99,7 +99,8 @@ def demo(
             fail(f"not running in {directory}. Start a system with `tangram up -d`.", EXIT_NOT_RUNNING)
         sandboxed = _is_isolated(directory)
         plans = plan_trajectories(chosen, trajectories=trajectories, seed=seed, sandboxed=sandboxed)
-        rollouts, wall_s = _run_rollouts(directory, plans)
+        with stop_on_signals("The environments of the rollouts are ended."):
+            rollouts, wall_s = _run_rollouts(directory, plans)
         _show_rollouts(rollouts, wall_s, load, as_json=as_json)
         return
     plans = plan_trajectories(chosen, trajectories=trajectories, seed=seed, sandboxed=not unsafe_local)

@@ -96,15 +96,18 @@ def no_sandbox() -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that temporary systems are stopped and removed. Exit code 130."""
+def stop_on_signals(ended: str = "The temporary system is stopped and removed.") -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that temporary systems are stopped and removed. Exit code 130.
+
+    `ended` says what the command has ended.
+    """
     numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        fail("interrupted. The temporary system is stopped and removed.", EXIT_INTERRUPTED)
+        fail(f"interrupted. {ended}", EXIT_INTERRUPTED)
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)

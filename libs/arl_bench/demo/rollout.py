@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from arl_bench.demo.attempts import TrajectoryPlan
@@ -48,9 +49,13 @@ async def run_rollout(
     run: str,
     on_action: Callable[[Action], None],
 ) -> DemoRollout:
-    """Run one trajectory. An error in it raises nothing: the reward stays None and `reason` explains it."""
+    """Run one trajectory and end its environment.
+
+    An error in it raises nothing: the reward stays None and `reason` explains it.
+    """
     rollout = DemoRollout(plan)
     trajectory = f"{run}/{plan.name}"
+    is_ended = False
 
     def note(action: Action) -> Action:
         rollout.actions.append(action)
@@ -81,7 +86,6 @@ async def run_rollout(
         solution = fetched_files(submitted).get("solution.py")
         if solution is None and submitted.outcome in CODE_OUTCOMES:
             rollout.reward, rollout.reason = 0.0, f"nothing submitted: {submitted.outcome}"
-            await client.end_trajectory(task, trajectory)
         else:
             content = fetched_files(expect_ok(submitted))["solution.py"].decode()
             verdict = await judge.score(plan.problem, content, trajectory=trajectory)
@@ -91,10 +95,16 @@ async def run_rollout(
             # The sandbox is no longer needed. Under static provisioning its cores stay reserved until the trajectory
             # ends.
             await client.end_trajectory(task, trajectory)
+            is_ended = True
             rollout.model_scores, asked = await judge.model_scores(plan.problem, content, trajectory=trajectory)
             for action in asked:
                 note(action)
     except (TangramError, KeyError, ValueError) as error:
         rollout.reason = f"{type(error).__name__}: {error}"
+    finally:
+        if not is_ended:
+            # Also after an error, and if Ctrl-C cancels the rollout: the environment would keep its memory.
+            with suppress(TangramError):
+                await client.end_trajectory(task, trajectory)
     rollout.ended_s = time.monotonic()
     return rollout

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from signal import Signals
 from uuid import UUID
 
 from arl_core.domain.states import ActionOutcome
@@ -31,6 +32,8 @@ def exit_code_of(action: Action) -> int:
         return EXIT_DID_NOT_RUN
     if action.result is not None and action.result.signal is not None:
         return 128 + action.result.signal
+    if action.kind == "exec" and action.exit_code is None:
+        return EXIT_DID_NOT_RUN
     return action.exit_code or EXIT_FAILED
 
 
@@ -84,9 +87,18 @@ def format_score(score: Score) -> str:
     return f"{score.score:.6f}" + ("  (the text was truncated)" if score.truncated else "")
 
 
+def _program_end(action: Action) -> str:
+    """Return how a program failed: its exit code or the name of its signal."""
+    if action.outcome is not ActionOutcome.USER_ERROR or action.result is None:
+        return ""
+    if (number := action.result.signal) is not None:
+        return Signals(number).name if number in set(Signals) else f"signal {number}"
+    return f"exit code {action.exit_code}" if action.exit_code is not None else ""
+
+
 def _print_outcome(action: Action) -> None:
     times = action.times
-    detail = f" ({action.reason})" if action.reason else ""
+    detail = f" ({how})" if (how := action.reason or _program_end(action)) else ""
     message = f": {action.message}" if action.message else ""
     stderr.print(
         f"{action.id} {action.outcome}{detail}{message}  queue {times.queue_s or 0:.3f} s  run {times.run_s or 0:.3f} s"
