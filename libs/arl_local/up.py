@@ -92,7 +92,7 @@ async def _start_all(
         delegation=await asyncio.to_thread(delegation_command, environment),
     )
     supervisor.report("starting", "checking the settings")
-    await check_settings(await asyncio.to_thread(_with_accounts, plan.configured_specs(), state))
+    await check_settings(plan.configured_specs())
     owner_url = options.database_url or await _start_postgres(supervisor, state)
     supervisor.report("starting", "bringing the schema up to date")
     nodes = {name: node for name in names if (node := node_of(name)) is not None}
