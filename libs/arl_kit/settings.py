@@ -131,6 +131,6 @@ def _problem(cls: type[BaseSettings], location: Sequence[int | str], message: st
     value = os.environ.get(name)
     known = cls.model_fields.get(field)
     # A JSON object may contain keys.
-    if value is None or value.startswith("{") or known is None or known.annotation is SecretStr:
+    if value is None or value.startswith("{") or known is None or "Secret" in str(known.annotation):
         return f"{name}: {message}"
     return f"{name} is {value[:MAX_SHOWN_CHARACTERS]!r}: {message}"

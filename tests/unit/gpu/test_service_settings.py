@@ -53,15 +53,15 @@ def test_gpu_device_without_torch_is_refused_with_advice(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES: unknown: bert. Available: minilm"),
+        ("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES is 'bert': unknown: bert. Available: minilm"),
         ("TANGRAM_CALLER_KEYS", "{", "TANGRAM_CALLER_KEYS: is not valid JSON: Expecting property name"),
         (
             "TANGRAM_ENGINES",
             '{"e": {"url": "http://x", "device_memory_mib": 1}}',
             "TANGRAM_ENGINES: e.family: Field required",
         ),
-        ("TANGRAM_DEVICES", "cpu,gpu", "TANGRAM_DEVICES: .*gpu: a device must be cpu or cuda:N"),
-        ("TANGRAM_DEVICES", "cuda:0,cuda:0", "TANGRAM_DEVICES: .*a GPU is listed twice"),
+        ("TANGRAM_DEVICES", "cpu,gpu", "TANGRAM_DEVICES is 'cpu,gpu': gpu: a device must be cpu or cuda:N"),
+        ("TANGRAM_DEVICES", "cuda:0,cuda:0", "TANGRAM_DEVICES is .*: a GPU is listed twice"),
     ],
 )
 def test_invalid_setting_is_reported_in_one_line(
