@@ -138,6 +138,18 @@ ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
 """A process without its first thread. It looks like a zombie but still runs."""
 
 
+HEADLESS_MEMORY_BOMB = """
+import ctypes, platform, threading, time
+def fill():
+    kept = []
+    while True:
+        kept.append(bytes([1]) * (1 << 20))
+        time.sleep(0.001)
+threading.Thread(target=fill).start()
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
+"""
+
+
 class TestKillStages:
     @pytest.mark.parametrize("bomb", [FORK_BOMB, DAEMON_BOMB], ids=["fork", "setsid and double fork"])
     async def test_fork_bomb_with_a_tenth_of_a_core_is_killed(self, sandbox: Bench, bomb: str) -> None:
@@ -192,6 +204,10 @@ class TestMemory:
         report = await sandbox.run(a_program(MEMORY_BOMB, environment=trajectory))
         assert (report.outcome, report.reason, report.environment_lost) == ("limit_exceeded", "memory", False)
         assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
+
+    async def test_memory_of_a_process_without_its_first_thread_is_limited(self, sandbox: Bench) -> None:
+        report = await sandbox.run(a_program(HEADLESS_MEMORY_BOMB, timeout_s=25))
+        assert (report.outcome, report.reason) == ("limit_exceeded", "memory")
 
     async def test_memory_limit_applies_to_the_sum_of_all_children(self, sandbox: Bench) -> None:
         children = "import os, sys, time\n" + (

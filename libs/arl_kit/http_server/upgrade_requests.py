@@ -30,6 +30,9 @@ class UpgradeIgnoringProtocol(HttpToolsProtocol):
         while self._repeated is not None:
             (head, rest), self._repeated = self._repeated, None
             self._received = rest
+            # The old parser would ignore all data after a request that closes the connection.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             super().data_received(head)
             super().data_received(rest)  # type: ignore[arg-type]
 

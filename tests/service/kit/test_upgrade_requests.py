@@ -75,6 +75,26 @@ def test_request_with_an_offer_and_without_body_is_served(address: tuple[str, in
         assert read_until(connection, b">").endswith(b"<GET q >")
 
 
+@pytest.mark.parametrize("rest", [SIZED, CHUNKED, b"\r\n"])
+@pytest.mark.parametrize(
+    ("version", "offer"),
+    [
+        (b"1.1", b"Connection: close\r\nUpgrade: h2c\r\n"),
+        (b"1.1", b"Connection: close, upgrade\r\nUpgrade: h2c\r\n"),
+        (b"1.0", HTTP_2),
+        (b"1.0", b"Connection: upgrade\r\nUpgrade: websocket\r\n"),
+    ],
+)
+def test_last_request_of_a_connection_with_an_offer_is_served(
+    address: tuple[str, int], version: bytes, offer: bytes, rest: bytes
+) -> None:
+    body = b"" if rest == b"\r\n" else BODY
+    with connected(address) as connection:
+        connection.sendall(b"POST /?q HTTP/%b\r\nHost: a\r\n%b%b" % (version, offer, rest))
+        assert read_until(connection, b">").endswith(b"<POST q %b>" % body)
+        assert connection.recv(1) == b"", "the server closes the connection"
+
+
 def test_request_with_an_offer_in_single_bytes_is_served(address: tuple[str, int]) -> None:
     with connected(address) as connection:
         for byte in b"POST /?q HTTP/1.1\r\nHost: a\r\n%b%b" % (HTTP_2, SIZED):

@@ -4,10 +4,12 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = [
     "MAX_SWEEPS",
     "ProcessInfo",
+    "ProcessMemory",
     "all_processes",
     "descendants",
     "pin_to_cores",
@@ -18,6 +20,15 @@ __all__ = [
 MAX_SWEEPS = 100
 
 
+class ProcessMemory(NamedTuple):
+    """Bytes of a process's memory."""
+
+    anonymous: int
+    shared: int
+    """Shared memory and mapped files of a file system in memory."""
+    page_tables: int
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessInfo:
     """A process, identified by its pid and its start time."""
@@ -26,28 +37,39 @@ class ProcessInfo:
     start_time: int
     parent_pid: int
 
-    def memory(self) -> tuple[int, int]:
-        """Return the bytes of anonymous and shared memory, proportional to the sharing processes.
+    def resident_memory(self) -> ProcessMemory:
+        """Return the resident memory. Shared pages count in full for each process. Zero after its end."""
+        found = self._fields("status", "RssAnon", "RssShmem", "VmPTE")
+        return ProcessMemory(*found)
 
-        Zero after its end. Slow for a large process: the kernel visits each page.
+    def exact_memory(self) -> ProcessMemory:
+        """Return the memory with shared pages divided among their processes. Zero after its end.
+
+        Slow for a large process: the kernel visits each page.
         """
-        return self._fields("smaps_rollup", "Pss_Anon", "Pss_Shmem")
+        anonymous, shared = self._fields("smaps_rollup", "Pss_Anon", "Pss_Shmem")
+        return ProcessMemory(anonymous, shared, self.resident_memory().page_tables)
 
-    def resident_bytes(self) -> tuple[int, int]:
-        """Return the bytes of resident anonymous and shared memory, which count in full for each sharing process."""
-        return self._fields("status", "RssAnon", "RssShmem")
+    def _fields(self, file: str, *names: str) -> list[int]:
+        """Return values in bytes of a file in /proc. If the first thread has ended, another one has them."""
+        found = _read_fields(f"/proc/{self.pid}/{file}", names)
+        if found:
+            return [found.get(name, 0) for name in names]
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                if found := _read_fields(f"/proc/{self.pid}/task/{thread}/{file}", names):
+                    return [found.get(name, 0) for name in names]
+        return [0] * len(names)
 
-    def _fields(self, file: str, anonymous: str, shared: str) -> tuple[int, int]:
-        found = {anonymous: 0, shared: 0}
-        try:
-            with open(f"/proc/{self.pid}/{file}") as lines:
-                for line in lines:
-                    name, _, rest = line.partition(":")
-                    if name in found:
-                        found[name] = int(rest.split()[0]) << 10
-        except OSError:
-            return 0, 0
-        return found[anonymous], found[shared]
+
+def _read_fields(path: str, names: Collection[str]) -> dict[str, int]:
+    found = {}
+    with suppress(OSError), open(path) as lines:
+        for line in lines:
+            name, _, rest = line.partition(":")
+            if name in names:
+                found[name] = int(rest.split()[0]) << 10
+    return found
 
 
 def all_processes() -> Iterator[ProcessInfo]:

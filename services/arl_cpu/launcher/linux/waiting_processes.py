@@ -4,16 +4,20 @@ import os
 import platform
 import stat
 from contextlib import suppress
+from typing import Literal
 
 __all__ = ["is_waiting_for_keys"]
 
-_READ_CALLS = {"x86_64": frozenset({0}), "aarch64": frozenset({63})}.get(platform.machine(), frozenset())
-"""Numbers of `read`."""
-_WAIT_CALLS = {
-    "x86_64": frozenset({7, 23, 232, 270, 271, 281, 441}),
-    "aarch64": frozenset({22, 72, 73, 441}),
-}.get(platform.machine(), frozenset())
-"""Numbers of `poll`, `select`, `epoll_wait` and their variants."""
+_MACHINE = platform.machine()
+_READ_CALLS = {"x86_64": frozenset({0}), "aarch64": frozenset({63})}.get(_MACHINE, frozenset())
+"""Numbers of `read`. On other machines no program is recognised."""
+_POLL_CALLS = {
+    "x86_64": frozenset({7, 23, 219, 232, 270, 271, 281, 441}),
+    "aarch64": frozenset({22, 72, 73, 128, 441}),
+}.get(_MACHINE, frozenset())
+"""Numbers of `poll`, `select`, `epoll_wait` and their variants, and of `restart_syscall`."""
+_CHILD_CALLS = {"x86_64": frozenset({61, 130, 247}), "aarch64": frozenset({95, 133, 260})}.get(_MACHINE, frozenset())
+"""Numbers of `wait4`, `waitid` and `rt_sigsuspend`, in which a shell waits for the program in front."""
 _TERMINAL_MAJORS = range(136, 144)
 _OWN_TERMINAL = os.makedev(5, 0)
 """Device of `/dev/tty`."""
@@ -22,17 +26,20 @@ _STATE, _PARENT, _GROUP = 0, 1, 2
 
 
 def is_waiting_for_keys(group: int) -> bool:
-    """Return True if all processes of a group sleep, and one of them reads its terminal or waits for any file.
+    """Return True if a process of the group reads its terminal or waits for any file, and all others wait for it.
 
-    Return False if that is unknown, if one has a child in another group, such as a program in a terminal of its own, or
-    if one that waits for any file has a socket.
+    Return False if that is unknown, if a thread runs, if a process has a child in another group, such as a program in a
+    terminal of its own, or if one that waits for any file has a socket.
     """
     with suppress(OSError):
         members, parents = _members(group)
         if any(parent in members for pid, parent in parents.items() if pid not in members):
             return False
-        waits = [_waits_for_keys(pid) for pid, state in members.items() if state != b"Z"]
-        return all(state in (b"S", b"Z") for state in members.values()) and any(waits)
+        living = [pid for pid, state in members.items() if state != b"Z"]
+        if not all(_all_threads_sleep(pid) for pid in living):
+            return False
+        waits = [_what_is_awaited(pid) for pid in living]
+        return None not in waits and "keys" in waits
     return False
 
 
@@ -48,15 +55,24 @@ def _members(group: int) -> tuple[dict[int, bytes], dict[int, int]]:
     return members, parents
 
 
-def _waits_for_keys(pid: int) -> bool:
-    """Return True if the system call of the first thread reads a terminal, or waits for files without a socket."""
+def _all_threads_sleep(pid: int) -> bool:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+            if file.read().rpartition(b")")[2].split()[_STATE] != b"S":
+                return False
+    return True
+
+
+def _what_is_awaited(pid: int) -> Literal["keys", "children"] | None:
+    """Return what the first thread waits for: keys of a terminal, or any file without a socket; or children."""
     with open(f"/proc/{pid}/syscall") as file:
-        number, *arguments = file.read().split()
-    if not number.isdigit():
-        return False  # it runs
-    if int(number) in _READ_CALLS:
-        return _is_terminal(f"/proc/{pid}/fd/{int(arguments[0], 16)}")
-    return int(number) in _WAIT_CALLS and not _has_socket(pid)
+        call, *arguments = file.read().split()
+    number = int(call) if call.isdigit() else -1
+    if number in _CHILD_CALLS:
+        return "children"
+    if number in _READ_CALLS:
+        return "keys" if _is_terminal(f"/proc/{pid}/fd/{int(arguments[0], 16)}") else None
+    return "keys" if number in _POLL_CALLS and not _has_socket(pid) else None
 
 
 def _is_terminal(path: str) -> bool:
