@@ -340,7 +340,7 @@ class GrantLifecycle(Generic[ReportT]):
         settled = {Fence(row.id, row.grant_no) for row in rows if row.state == ActionState.SETTLED}
         requeued = {Fence(row.id, row.grant_no) for row in rows} - settled
         cpu_us = {report.fence: report.cpu_us for report in reports}
-        await self._metrics.record_settled(rows, cpu_us, self._backend.allocated_core_s)
+        core_times = self._metrics.core_times(rows, cpu_us, self._backend.allocated_core_s)
         fences = [report.fence for report in reports]
         for report in reports:
             self._backend.on_settled(report)
@@ -348,6 +348,8 @@ class GrantLifecycle(Generic[ReportT]):
         self._notifier.notify()
         runs = {each.fence: each for each in reports if each.fence in settled and each.outcome in COMPLETED_OUTCOMES}
         self.notify_freed([each for each in fences if each not in runs], requeued=requeued, runs=runs.values())
+        # The names of a new task are read for the metrics. Nothing waits for that.
+        await self._metrics.record_settled(rows, core_times, batch_size=len(reports))
         await self._backend.acknowledge(fences)
 
     async def _update_gauges(self) -> None:

@@ -27,19 +27,24 @@ class ManagerMetrics:
         self.running = metrics.gauge("attempts_running", "Attempts that occupy resources of this node")
         self.poll_failures = metrics.counter("poll_failures", "Failed polls")
 
-    async def record_settled(
+    def core_times(
         self, rows: Sequence[Row], cpu_us: Mapping[Fence, int], allocated_core_s: Callable[[Fence], float]
-    ) -> None:
-        """Count a batch of reported attempts, with their CPU time by fence, and the rows that it changed.
+    ) -> list[CoreTime]:
+        """Return the core-seconds of ended attempts, which must still be allocated.
 
-        An attempt without a row had lost its fence; the service that took the fence counts it. The CPU time of
-        attempts without allocated cores is not counted.
+        The CPU time of attempts without allocated cores is not counted.
         """
-        self._settle_batch_size.observe(len(cpu_us))
-        self._requeued.inc(sum(row.state == ActionState.QUEUED for row in rows))
-        core_times = (
+        return [
             CoreTime(queue_id=row.queue_id, kind=row.kind, allocated_s=allocated_s, used_s=cpu_us[fence] / 1e6)
             for row in rows
             if (allocated_s := allocated_core_s(fence := Fence(row.id, row.grant_no))) > 0
-        )
+        ]
+
+    async def record_settled(self, rows: Sequence[Row], core_times: Sequence[CoreTime], *, batch_size: int) -> None:
+        """Count the rows that a batch of reports changed.
+
+        An attempt without a row had lost its fence; the service that took the fence counts it.
+        """
+        self._settle_batch_size.observe(batch_size)
+        self._requeued.inc(sum(row.state == ActionState.QUEUED for row in rows))
         await self._actions.record(rows, core_times)
