@@ -327,7 +327,10 @@ def _add_probes(app: FastAPI, ready: ReadinessCheck, full_disk: _FullDisk) -> No
     @app.get("/readyz", include_in_schema=False)
     async def readyz(max_age_s: Annotated[float, Query(ge=0, le=MAX_AGE_S)] = 0.0) -> dict[str, str]:
         """Report readiness. Frequent health checks can pass `max_age_s` to accept a cached database check."""
-        missing = await ready(max_age_s)
+        try:
+            missing = await ready(max_age_s)
+        except asyncpg.DiskFullError:
+            missing = _DISK_FULL
         if missing is None and full_disk.is_recent():
             missing = _DISK_FULL
         if missing is not None:

@@ -12,6 +12,7 @@ BUS_VARIABLES = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 """Variables by which `systemd-run` finds the user's systemd."""
 
 _SCOPE = ("--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes", "--")
+_LINGERS = ("loginctl", "show-user", "--property=Linger", "--value")
 _UNIFIED_HIERARCHY = Path("/sys/fs/cgroup/cgroup.controllers")
 _TIMEOUT_S = 10
 
@@ -21,16 +22,29 @@ def delegation_command(
 ) -> tuple[str, ...]:
     """Return the words before a command that run it in a delegated cgroup. Empty if that is unnecessary or impossible.
 
+    The user must linger (`loginctl enable-linger`): otherwise systemd ends the user's scopes at the last logout.
     `systemd-run --scope` executes the command in its own process, so the process id and signals stay the same.
     """
+    uid = os.geteuid() if user is None else user
     program = shutil.which("systemd-run", path=environment.get("PATH"))
-    is_root = (os.geteuid() if user is None else user) == 0
-    if is_root or program is None or "XDG_RUNTIME_DIR" not in environment or not unified.exists():
+    if uid == 0 or program is None or "XDG_RUNTIME_DIR" not in environment or not unified.exists():
         return ()
     command = (program, *_SCOPE)
-    variables = {name: environment[name] for name in ("PATH", *BUS_VARIABLES) if name in environment}
-    try:
-        tried = subprocess.run([*command, "true"], env=variables, capture_output=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    if _output_of((*_LINGERS, str(uid)), environment) != "yes" or _output_of((*command, "true"), environment) is None:
         return ()
-    return command if tried.returncode == 0 else ()
+    return command
+
+
+def _output_of(command: tuple[str, ...], environment: Mapping[str, str]) -> str | None:
+    """Return what a command prints, or None if it fails."""
+    variables = {name: environment[name] for name in ("PATH", *BUS_VARIABLES) if name in environment}
+    program = shutil.which(command[0], path=environment.get("PATH"))
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, *command[1:]], env=variables, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -87,6 +87,8 @@ class PostgresStore:
         """Total number of failures to get a connection."""
         self._last_success_at = NEVER
         self._is_read_only = False
+        self._has_full_disk = False
+        """True from a write that failed because the disk of the server is full until a write succeeds."""
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadTx]:
@@ -97,22 +99,22 @@ class PostgresStore:
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteTx]:
         """Open a transaction that commits at the end of the block and rolls back on an error. Raises `PoolBusy`."""
-        async with self._slot(), self._connection() as connection, connection.transaction():
+        async with self._slot(), self._connection(writes=True) as connection, connection.transaction():
             yield WriteTx(connection)
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[WriteTx]:
         """Run each statement in a separate transaction: it has committed when it returns."""
-        async with self._slot(), self._connection() as connection:
+        async with self._slot(), self._connection(writes=True) as connection:
             yield WriteTx(connection)
 
     async def ping(self, *, within_s: float = 0.0) -> None:
-        """Check the database. Raises the errors of a statement, also if the server is read-only.
+        """Check the database. Raises the errors of a statement, also if the server is read-only or its disk is full.
 
         It sends no statement if another succeeded within the last `within_s` seconds, a connection is open and nothing
         has failed since.
         """
-        if not self._is_read_only and self._has_succeeded_within(within_s):
+        if not (self._is_read_only or self._has_full_disk) and self._has_succeeded_within(within_s):
             return
         async with self.read() as tx:
             row = await tx.first(SELECT_READ_ONLY)
@@ -120,6 +122,8 @@ class PostgresStore:
         if self._is_read_only:
             await self._expire_connections()
             raise asyncpg.ReadOnlySQLTransactionError("the database is read-only")
+        if self._has_full_disk:
+            raise asyncpg.DiskFullError("the last write failed: the disk of the database is full")
 
     async def close(self) -> None:
         """Close all connections at once, also those in use."""
@@ -147,7 +151,7 @@ class PostgresStore:
             self._slots.release()
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+    async def _connection(self, *, writes: bool = False) -> AsyncIterator[asyncpg.Connection]:
         self._last_success_at = NEVER  # until the block succeeds
         try:
             pool = await self._open_pool()
@@ -158,6 +162,7 @@ class PostgresStore:
         try:
             yield connection
             self._last_success_at = time.monotonic()
+            self._has_full_disk &= not writes
         except asyncpg.DataError as error:
             # The driver's message contains the parameter's value, which is client data.
             raise RuntimeError(f"a parameter does not fit its column ({type(error).__name__})") from None
@@ -166,6 +171,7 @@ class PostgresStore:
             await self._expire_connections()
             raise
         except asyncpg.PostgresError as error:
+            self._has_full_disk |= isinstance(error, asyncpg.DiskFullError)
             # The detail quotes the row that failed.
             error.detail = None
             raise

@@ -80,34 +80,37 @@ class QueueCursor:
 class QueueIndex:
     """An index of all queued actions. Each id is in at most one bucket.
 
-    The buckets of paused tasks are kept aside: they take actions, but no view of the index shows them. To pause a task
-    costs O(its buckets), however many actions it has.
+    The buckets of paused tasks are hidden: they take actions, but no view of the index shows them. Pausing a task costs
+    O(its buckets); each gang has a bucket of its own.
     """
 
     def __init__(self) -> None:
-        self._of_task: dict[int, dict[BucketKey, ActionBucket]] = {}
+        self._all_by_task: dict[int, dict[BucketKey, ActionBucket]] = {}
         """All buckets of each task, those of paused tasks included."""
         self._paused: frozenset[int] = frozenset()
         self._by_node: dict[int | None, dict[BucketKey, ActionBucket]] = {}
-        self._by_task: dict[int, dict[BucketKey, ActionBucket]] = {}
+        self._visible_by_task: dict[int, dict[BucketKey, ActionBucket]] = {}
         self._on_devices: dict[BucketKey, ActionBucket] = {}
         self._cores: Counter[int] = Counter()
         self._entries: dict[UUID, QueueEntry] = {}
 
     def __len__(self) -> int:
+        """Return the number of actions, those of paused tasks included."""
         return len(self._entries)
 
     def __contains__(self, action_id: UUID) -> bool:
-        return action_id in self._entries
+        """Return True if a view of the index shows the action."""
+        bucket = self.bucket_of(action_id)
+        return bucket is not None and bucket.key.task not in self._paused
 
     def pause(self, tasks: frozenset[int]) -> None:
         """Pause exactly these tasks, and resume all others."""
         before, self._paused = self._paused, tasks
         for task in tasks - before:
-            for bucket in self._of_task.get(task, {}).values():
+            for bucket in self._all_by_task.get(task, {}).values():
                 self._hide(bucket)
         for task in before - tasks:
-            for bucket in self._of_task.get(task, {}).values():
+            for bucket in self._all_by_task.get(task, {}).values():
                 self._show(bucket)
 
     def bucket_of(self, action_id: UUID) -> ActionBucket | None:
@@ -133,7 +136,7 @@ class QueueIndex:
 
     def by_task(self) -> dict[int, Iterable[ActionBucket]]:
         """Return the other buckets by task."""
-        return {task: buckets.values() for task, buckets in self._by_task.items()}
+        return {task: buckets.values() for task, buckets in self._visible_by_task.items()}
 
     def cores_needed(self) -> Collection[int]:
         """Return the distinct minimum milli-cores of the buckets in `by_task`."""
@@ -155,7 +158,7 @@ class QueueIndex:
         gang = action.id if action.gang_members else None
         makes_environment = environment is not None and node is None
         key = BucketKey(action.cls.key, action.task, action.priority, node, makes_environment, gang)
-        buckets = self._of_task.setdefault(action.task, {})
+        buckets = self._all_by_task.setdefault(action.task, {})
         bucket = buckets.get(key)
         if bucket is None:
             bucket = buckets[key] = ActionBucket(action.cls, key)
@@ -174,9 +177,9 @@ class QueueIndex:
         if bucket:
             return
         task = bucket.key.task
-        del self._of_task[task][bucket.key]
-        if not self._of_task[task]:
-            del self._of_task[task]
+        del self._all_by_task[task][bucket.key]
+        if not self._all_by_task[task]:
+            del self._all_by_task[task]
         if task not in self._paused:
             self._hide(bucket)
 
@@ -186,7 +189,7 @@ class QueueIndex:
         if bucket.cls.shape is ResourceShape.GROUP:
             self._on_devices[key] = bucket
             return
-        self._by_task.setdefault(key.task, {})[key] = bucket
+        self._visible_by_task.setdefault(key.task, {})[key] = bucket
         self._cores[bucket.cls.demand.minimum.get(_CORES, 0)] += 1
 
     def _hide(self, bucket: ActionBucket) -> None:
@@ -197,9 +200,9 @@ class QueueIndex:
         if bucket.cls.shape is ResourceShape.GROUP:
             del self._on_devices[key]
             return
-        del self._by_task[key.task][key]
-        if not self._by_task[key.task]:
-            del self._by_task[key.task]
+        del self._visible_by_task[key.task][key]
+        if not self._visible_by_task[key.task]:
+            del self._visible_by_task[key.task]
         cores = bucket.cls.demand.minimum.get(_CORES, 0)
         self._cores[cores] -= 1
         if not self._cores[cores]:

@@ -86,3 +86,19 @@ class TestPing:
         finally:
             await store.close()
             await admin.close()
+
+    async def test_ping_fails_from_a_full_disk_until_a_write_succeeds(self, database: str) -> None:
+        store = open_store(database, name="pinging", pool_size=1)
+        full = text("do $$ begin raise exception 'no space' using errcode = 'disk_full'; end $$")
+        try:
+            with pytest.raises(asyncpg.DiskFullError):
+                async with store.write() as tx:
+                    await tx.execute(full)
+            for _ in range(2):
+                with pytest.raises(asyncpg.DiskFullError):
+                    await store.ping(within_s=60)
+            async with store.write() as tx:
+                await tx.execute(text("select 1"))
+            await store.ping(within_s=60)
+        finally:
+            await store.close()

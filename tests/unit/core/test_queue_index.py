@@ -70,6 +70,7 @@ def test_actions_of_paused_tasks_are_in_no_view_and_return_with_it(made: list[tu
         assert index.by_task().keys() == expected.by_task().keys()
         assert set(index.nodes()) == set(expected.nodes())
         assert set(index.cores_needed()) == set(expected.cores_needed())
+        assert {action.id for action in queued.values() if action.id in index} == {action.id for action in visible}
         assert len(index) == len(queued)
 
 

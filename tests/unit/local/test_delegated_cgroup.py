@@ -18,12 +18,13 @@ def unified(tmp_path: Path) -> Path:
     return path
 
 
-def an_environment(tmp_path: Path, *, systemd_run: str | None) -> Mapping[str, str]:
+def an_environment(tmp_path: Path, *, systemd_run: str | None, lingers: str = "yes") -> Mapping[str, str]:
     programs = tmp_path / "bin"
     programs.mkdir()
-    if systemd_run is not None:
-        (programs / "systemd-run").write_text(f"#!/bin/sh\n{systemd_run}\n")
-        (programs / "systemd-run").chmod(0o755)
+    for name, text in (("systemd-run", systemd_run), ("loginctl", f'test "$4" = {SOME_USER} && echo {lingers}')):
+        if text is not None:
+            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+            (programs / name).chmod(0o755)
     return {"PATH": f"{programs}:{os.defpath}", "XDG_RUNTIME_DIR": str(tmp_path)}
 
 
@@ -42,9 +43,10 @@ def test_missing_or_refusing_systemd_gives_no_scope(tmp_path: Path, unified: Pat
     assert delegation_command(environment, user=SOME_USER, unified=unified) == ()
 
 
-@pytest.mark.parametrize("missing", ["root", "bus", "cgroup v2"])
+@pytest.mark.parametrize("missing", ["root", "bus", "cgroup v2", "linger"])
 def test_missing_requirement_gives_no_scope(tmp_path: Path, unified: Path, missing: str) -> None:
-    environment = dict(an_environment(tmp_path, systemd_run="exit 0"))
+    lingers = "no" if missing == "linger" else "yes"
+    environment = dict(an_environment(tmp_path, systemd_run="exit 0", lingers=lingers))
     if missing == "bus":
         del environment["XDG_RUNTIME_DIR"]
     if missing == "cgroup v2":

@@ -168,7 +168,9 @@ def _cgroups() -> MachineFinding:
         controllers = _read(own / "cgroup.controllers")
         if os.access(own, os.W_OK) and os.access(own / "cgroup.procs", os.W_OK) and controllers:
             return MachineFinding("cgroups", FindingLevel.OK, f"v2, may divide {own}: {controllers}")
-        fix = "`systemctl edit user@.service` with Delegate=cpu cpuset memory pids and a new login, or run as root"
+        if _is_delegated_by_systemd():
+            return MachineFinding("cgroups", FindingLevel.OK, "v2, `tangram up` takes a cgroup that systemd delegates")
+        fix = "loginctl enable-linger and Delegate=cpu cpuset memory pids for user@.service, or run as root"
         return MachineFinding(
             "cgroups", FindingLevel.WARN, f"v2, but {own} may not be divided: limits are not enforced by it", fix
         )
@@ -183,6 +185,14 @@ def _cgroups() -> MachineFinding:
     return MachineFinding(
         "cgroups", FindingLevel.WARN, "v1, none of them may be divided", "run as root, or mount cgroup2"
     )
+
+
+def _is_delegated_by_systemd() -> bool:
+    try:
+        from arl_local.delegated_cgroup import delegation_command  # a part of the server, which may be absent
+    except ImportError:
+        return False
+    return bool(delegation_command(os.environ))
 
 
 def _own_cgroup(root: Path) -> Path | None:

@@ -158,7 +158,7 @@ class _SandboxAgent:
         return True
 
     def _await_shell(self, action: AgentAction) -> None:
-        """Wait until the shell of a watched action is reaped. Its terminal ends a moment before."""
+        """Wait until the shell of a watched action is reaped, which is shortly after its terminal closes."""
         deadline = time.monotonic() + _SHELL_END_LIMIT_S
         while action.shell_pid and action.shell_status is None and time.monotonic() < deadline:
             self._reap()

@@ -50,7 +50,7 @@ class ShellManager:
         self._request, self._owner_uid = AgentRequest(mode="watch"), None  # type: tuple[AgentRequest, int | None]
         self._name = ""
         self._status: int | None = KILLED_STATUS
-        """Wait status of the command. None if the agent reports it as the shell's."""
+        """Wait status of the command. None if the shell ended without a report; the agent then knows the status."""
         self._notes: list[str] = []
         self._terminal_error: str | None = None
 

@@ -101,7 +101,7 @@ class ShellSession:
         """True if the last command certainly did not start and never will."""
         self._has_exited = self._is_dead = False
         self.pid = 0
-        """Process id of the shell inside the environment. 0 until it is known."""
+        """Process id of the shell inside the environment. 0 before the agent has reported it."""
         self._number = 0
         self._partial_status = b""
         self._on_ended: Callable[[int | None], None] | None = None

@@ -310,7 +310,7 @@ static void reap(void)
         finish(action.status, action.peak_kib);
 }
 
-/* The terminal of a shell ends a moment before the shell can be reaped. */
+/* The terminal closes shortly before the shell can be reaped. Messages wait for at most SHELL_END_MS meanwhile. */
 static void finish_after_shell(void)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
