@@ -41,7 +41,8 @@ class Machine:
             check=False,
         )
         if check and done.returncode:
-            raise AssertionError(f"tangram {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}")
+            said = f"{done.stdout}{done.stderr}"
+            raise AssertionError(f"tangram {' '.join(arguments)} ended with {done.returncode}:\n{said}")
         return done
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
