@@ -119,6 +119,57 @@ async def test_program_cannot_turn_its_failure_into_a_sandbox_error_of_its_files
     assert (said["status"], said["run_result"]["return_code"]) == ("Failed", 3), said
 
 
+BLOCKING_PROGRAM = """
+import glob, os
+open('/tmp/first', 'wb').truncate(32 << 20)
+open('/tmp/out', 'w').close()
+READER, WRITER = os.pipe()
+if not os.fork():
+    os.setsid()
+    os.close(READER)
+    for fd in (0, 1, 2):
+        os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+    os.write(WRITER, b'ready')
+    os.close(WRITER)
+    BLOCK
+os.read(READER, 5)
+os._exit(3)
+"""
+BLOCKERS = {
+    "fifo in place of a copy": """while True:
+        for directory in glob.glob('.tangram-files*'):
+            try:
+                os.mkfifo(directory + '/1')
+            except OSError:
+                pass""",
+    "fifo in place of a file": """while True:
+        for step in (lambda: os.unlink('/tmp/out'), lambda: os.mkfifo('/tmp/out'), lambda: os.unlink('/tmp/out'),
+                     lambda: open('/tmp/out', 'x').close()):
+            try:
+                step()
+            except OSError:
+                pass""",
+    "stopped action": """while True:
+        for line in glob.glob('/proc/[0-9]*/cmdline'):
+            try:
+                if b'.tangram-files' in open(line, 'rb').read():
+                    os.kill(int(line.split('/')[2]), 19)
+            except OSError:
+                pass""",
+}
+
+
+@pytest.mark.parametrize("blocker", BLOCKERS)
+async def test_failed_program_that_blocks_its_files_stays_failed(api: httpx.AsyncClient, blocker: str) -> None:
+    code = BLOCKING_PROGRAM.replace("BLOCK", BLOCKERS[blocker])
+    said = await ran(api, code=code, fetch_files=["/tmp/first", *["/tmp/out"] * 20])
+    assert (said["status"], said["run_result"]["return_code"]) == ("Failed", 3), said
+    assert said["run_result"]["status"] == "Finished"
+    if blocker == "stopped action":
+        assert said["message"] == "files with absolute paths were not returned: reading them took longer than 5 s"
+        assert said["files"] == {}
+
+
 @pytest.mark.parametrize("path", ["/tmp/a\0b", "/tmp/", "/" + "a" * 2000])
 async def test_absolute_path_that_no_file_can_have_is_refused(api: httpx.AsyncClient, path: str) -> None:
     answer = await api.post("/run_code", json={"code": "1", "fetch_files": [path]})

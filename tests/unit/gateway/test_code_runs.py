@@ -43,6 +43,9 @@ class Standing:
         known: dict[str, Any] = {"task": "t", "kind": "exec", "state": ActionState.SETTLED, "outcome": outcome}
         return Action.model_validate({"id": admitted.id, "created_at": now, "settled_at": now, **known})
 
+    async def end_trajectory(self, task: str, trajectory: str, caller: Caller) -> None:
+        pass
+
     async def cancel(self, id: UUID, caller: Caller) -> None:
         self.cancelled.append(id)
 
@@ -113,6 +116,19 @@ async def test_stopping_gateway_answers_callers_and_cancels_running_actions(stan
         await asyncio.wait_for(waiting, 5)
     await asyncio.wait_for(runs.drain(), 5)
     assert standing.cancelled == [numbered(1)]
+
+
+async def test_run_that_ended_is_answered_without_files_if_collecting_them_takes_too_long(standing: Standing) -> None:
+    runs = runs_of(standing)
+    collecting = CodeRun(run=WANTED.run, collect=WANTED.run, key=b"k", size=10)
+    waiting = asyncio.create_task(runs.run(collecting, CALLER, RequestTrace(), within_s=0.5))
+    await asyncio.wait_for(_until(lambda: len(standing.admitted) == 1), 5)
+    standing.settling[numbered(1)].set_result(ActionOutcome.USER_ERROR)
+    ran = await asyncio.wait_for(waiting, 5)
+    assert ran.run is not None
+    assert (ran.run.outcome, ran.collect) == (ActionOutcome.USER_ERROR, None)
+    await asyncio.wait_for(runs.drain(), 5)
+    assert standing.cancelled == [numbered(2)]
 
 
 async def _until(condition: Any) -> None:

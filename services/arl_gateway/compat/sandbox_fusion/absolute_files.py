@@ -6,20 +6,34 @@ environment's permissions apply: `/tmp/in.txt` works, and `/etc/passwd` does not
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+from uuid import uuid4
 
+from arl_core.domain.states import ActionOutcome
 from arl_wire.actions.action import Action
 from arl_wire.errors import FieldError, ValidationFailed
 
-__all__ = ["collect_action", "collected_files", "is_absolute", "place_action"]
+__all__ = [
+    "COLLECT_TIMEOUT_S",
+    "PLACE_TIMEOUT_S",
+    "collect_action",
+    "collected_files",
+    "is_absolute",
+    "missing_files_note",
+    "place_action",
+]
 
+PLACE_TIMEOUT_S = 10
+COLLECT_TIMEOUT_S = 5
+"""Time limit in seconds. It is short because processes that the program left can block the action, for example with a
+FIFO in place of a file."""
 _DIRECTORY = ".tangram-files"
 _MAX_PATH = 1024
-_COPY_TIMEOUT_S = 60
 _PLACE = f"""n=0; for path; do
 mkdir -p -- "${{path%/*}}/" && cat < {_DIRECTORY}/$n > "$path" || {{ echo "cannot write '$path'" >&2; exit 1; }}
 n=$((n + 1)); done; rm -rf {_DIRECTORY}"""
-_COLLECT = f"""rm -rf {_DIRECTORY}; mkdir {_DIRECTORY} || exit 1
-n=0; for path; do [ -f "$path" ] && cat < "$path" > {_DIRECTORY}/$n; n=$((n + 1)); done; exit 0"""
+_COLLECT = """directory=$1; shift; mkdir "$directory" || exit 1
+n=0; for path; do if [ -f "$path" ]; then cat < "$path" > "$directory/$n" || rm -f "$directory/$n"; fi
+n=$((n + 1)); done; exit 0"""
 
 
 def is_absolute(path: str) -> bool:
@@ -33,28 +47,49 @@ def place_action(files: Mapping[str, str]) -> dict[str, Any]:
     Raises ValidationFailed for a path that no file can have.
     """
     _check_paths("files", files)
-    staged = {_staged_path(at): content for at, content in enumerate(files.values())}
-    return {"argv": ["sh", "-c", _PLACE, "sh", *files], "files": staged, "timeout_s": _COPY_TIMEOUT_S}
+    staged = {f"{_DIRECTORY}/{at}": content for at, content in enumerate(files.values())}
+    return {"argv": ["sh", "-c", _PLACE, "sh", *files], "files": staged, "timeout_s": PLACE_TIMEOUT_S}
 
 
 def collect_action(paths: list[str]) -> dict[str, Any]:
     """Return fields of an action that reads files with absolute paths. Missing files are left out.
 
+    The name of the directory with the copies is random, so that the program cannot create files in it in advance.
     Raises ValidationFailed for a path that no file can have.
     """
     _check_paths("fetch_files", paths)
-    staged = [_staged_path(at) for at in range(len(paths))]
-    return {"argv": ["sh", "-c", _COLLECT, "sh", *paths], "fetch": staged, "timeout_s": _COPY_TIMEOUT_S}
+    directory = f"{_DIRECTORY}-{uuid4().hex}"
+    staged = [f"{directory}/{at}" for at in range(len(paths))]
+    return {
+        "argv": ["sh", "-c", _COLLECT, "sh", directory, *paths],
+        "fetch": staged,
+        "timeout_s": COLLECT_TIMEOUT_S,
+    }
 
 
-def collected_files(action: Action, paths: list[str]) -> dict[str, str]:
-    """Return the contents in base64 that the settled `collect_action` of these paths found, by path."""
-    found = action.result.files if action.result is not None else {}
-    return {path: found[staged] for at, path in enumerate(paths) if (staged := _staged_path(at)) in found}
+def collected_files(action: Action | None, paths: list[str]) -> dict[str, str]:
+    """Return the contents in base64 that the settled `collect_action` of these paths found, by path.
+
+    The result is empty if the action failed: the last file may be incomplete.
+    """
+    if action is None or action.outcome is not ActionOutcome.OK or action.result is None:
+        return {}
+    # The directory is not known here, because a repeated request gets the action of the first one.
+    contents = {staged.rpartition("/")[2]: content for staged, content in action.result.files.items()}
+    return {path: contents[str(at)] for at, path in enumerate(paths) if str(at) in contents}
 
 
-def _staged_path(number: int) -> str:
-    return f"{_DIRECTORY}/{number}"
+def missing_files_note(action: Action | None) -> str:
+    """Return the sentence that says why files with absolute paths are missing; empty if `collect_action` succeeded."""
+    if action is not None and action.outcome is ActionOutcome.OK:
+        return ""
+    if action is None or action.outcome is ActionOutcome.DEADLINE_IN_QUEUE:
+        why = "the time of the request ended before they were read"
+    elif action.outcome is ActionOutcome.USER_TIMEOUT:
+        why = f"reading them took longer than {COLLECT_TIMEOUT_S} s"
+    else:
+        why = ": ".join(filter(None, (str(action.outcome), action.message or action.reason)))
+    return f"files with absolute paths were not returned: {why}"
 
 
 def _check_paths(field: str, paths: Iterable[str]) -> None:

@@ -17,13 +17,16 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
-from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome
+from arl_core.domain.states import ActionOutcome
 from arl_gateway.blocking.code_runs import CodeRun, CodeRunner, CodeRunResult
 from arl_gateway.compat.blocking_score import ACTION_HEADER, json_response
 from arl_gateway.compat.sandbox_fusion.absolute_files import (
+    COLLECT_TIMEOUT_S,
+    PLACE_TIMEOUT_S,
     collect_action,
     collected_files,
     is_absolute,
+    missing_files_note,
     place_action,
 )
 from arl_gateway.compat.sandbox_fusion.languages import LANGUAGES, LanguageSpec
@@ -43,7 +46,7 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 
-__all__ = ["router"]
+__all__ = ["response_for", "router"]
 
 CLIENT_WAITS_S = 10.0
 """Seconds that the client waits beyond the program's timeouts: `API_TIMEOUT` of verl."""
@@ -152,10 +155,11 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
 
     If the program takes too long, the call returns 504 and the program continues; send the same request again to wait.
     Parameters in the query or in headers `tangram-…`: `task`, `trajectory`, `step`, `template`, `cpu` and `within`.
-    `within` is the number of seconds until a call gets 504; the default is 8 s longer than the program may take.
+    `within` is the number of seconds until a call gets 504. The default is 8 s longer than the program may take, plus
+    the time limits of the actions that write (10 s) and read (5 s) files with absolute paths.
     """
     asked = parse_target(request, RunCodeParams)
-    within_s = asked.within or body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
+    within_s = asked.within or _default_within_s(body)
     wanted = replace(
         _code_run_for(body, asked, deadline_s=CLIENT_TRIES * within_s + RETRY_PAUSES_S),
         key=await _resume_key(request, asked),
@@ -166,10 +170,38 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
     last = ran.run or ran.compile or ran.place
     if last is not None:
         response.headers[ACTION_HEADER] = str(last.id)
-    reply = _response_for(ran)
-    if ran.collect is not None:
-        reply.files |= collected_files(ran.collect, _absolute_fetches(body))
-    return json_response(reply.model_dump(), response)
+    return json_response(response_for(ran, body).model_dump(), response)
+
+
+def response_for(code_result: CodeRunResult, body: RunCodeRequest) -> RunCodeResponse:
+    """Build the response for the settled actions of a request.
+
+    Raises `GatewayTimeout` if the program did not start in time.
+    """
+    compiled, run = (None if each is None else _command_result(each) for each in (code_result.compile, code_result.run))
+    results = [each for each in (compiled, run) if each is not None]
+    failed = next((each for each in results if each.status == "Error"), None) or _copy_error(code_result)
+    last = code_result.run or code_result.compile or code_result.place
+    reply = RunCodeResponse(
+        status="Success", compile_result=compiled, run_result=run, executor_pod_name=last and last.node
+    )
+    if code_result.run is not None and code_result.run.result is not None:
+        reply.files = code_result.run.result.files
+    if failed is not None:
+        reply.status, reply.message = "SandboxError", failed.stderr
+    elif any(each.status == "TimeLimitExceeded" or each.return_code for each in results):
+        reply.status = "Failed"
+    if not reply.message:
+        reply.message = _truncation_note(code_result)
+    if fetches := _absolute_fetches(body):
+        _add_collected_files(reply, code_result, fetches)
+    return reply
+
+
+def _default_within_s(body: RunCodeRequest) -> float:
+    within_s = body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
+    within_s += PLACE_TIMEOUT_S if _absolute_files(body) else 0
+    return within_s + (COLLECT_TIMEOUT_S if _absolute_fetches(body) else 0)
 
 
 async def _resume_key(request: Request, params: RunCodeParams) -> bytes:
@@ -213,14 +245,17 @@ def _code_run_for(body: RunCodeRequest, params: RunCodeParams, *, deadline_s: fl
 def _other_steps(body: RunCodeRequest, language: LanguageSpec, run: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the steps beside the run, by their names in `CodeRun`. The files move from `run` to the compile step."""
     steps: dict[str, dict[str, Any]] = {}
-    placed = {path: content for path, content in body.files.items() if is_absolute(path) and content is not None}
-    if placed:
+    if placed := _absolute_files(body):
         steps["place"] = place_action(placed)
     if language.compile:
         steps["compile"] = {"argv": language.compile, "files": run.pop("files"), "timeout_s": body.compile_timeout}
     if collected := _absolute_fetches(body):
         steps["collect"] = collect_action(collected)
     return steps
+
+
+def _absolute_files(body: RunCodeRequest) -> dict[str, str]:
+    return {path: content for path, content in body.files.items() if is_absolute(path) and content is not None}
 
 
 def _absolute_fetches(body: RunCodeRequest) -> list[str]:
@@ -258,35 +293,23 @@ def _client_field(at: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return (CLIENT_FIELDS.get(str(at[0]), at[0]), *at[1:])
 
 
-def _response_for(code_result: CodeRunResult) -> RunCodeResponse:
-    """Build the response. Raises `GatewayTimeout` if the program did not start in time."""
-    compiled, run = (None if each is None else _command_result(each) for each in (code_result.compile, code_result.run))
-    results = [each for each in (compiled, run) if each is not None]
-    failed = next((each for each in results if each.status == "Error"), None) or _copy_failure(code_result)
-    last = code_result.run or code_result.compile or code_result.place
-    reply = RunCodeResponse(
-        status="Success", compile_result=compiled, run_result=run, executor_pod_name=last and last.node
-    )
-    if code_result.run is not None and code_result.run.result is not None:
-        reply.files = code_result.run.result.files
-    if failed is not None:
-        reply.status, reply.message = "SandboxError", failed.stderr
-    elif any(each.status == "TimeLimitExceeded" or each.return_code for each in results):
-        reply.status = "Failed"
-    if not reply.message:
-        reply.message = _truncation_note(code_result)
-    return reply
-
-
-def _copy_failure(code_result: CodeRunResult) -> CommandRunResult | None:
-    """Return the failure to write or to read files with absolute paths, unless the program caused it."""
+def _copy_error(code_result: CodeRunResult) -> CommandRunResult | None:
+    """Return the error of writing or reading files with absolute paths, unless the program can cause it."""
     place, collect = code_result.place, code_result.collect
     if place is not None and place.outcome is not ActionOutcome.OK:
         why = _command_result(place).stderr.strip()
         return CommandRunResult(status="Error", stderr=why or f"the files were not written: {place.outcome}")
-    if collect is not None and collect.outcome in MASKED_OUTCOMES:
+    if collect is not None and collect.outcome in (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED):
         return _command_result(collect)
     return None
+
+
+def _add_collected_files(reply: RunCodeResponse, code_result: CodeRunResult, paths: list[str]) -> None:
+    """Add the files with absolute paths to the response of a program that ran. Say so if they could not be read."""
+    reply.files |= collected_files(code_result.collect, paths)
+    if code_result.run is not None and reply.status != "SandboxError":
+        notes = (reply.message, missing_files_note(code_result.collect))
+        reply.message = "; ".join(filter(None, notes))
 
 
 def _truncation_note(code_result: CodeRunResult) -> str:
