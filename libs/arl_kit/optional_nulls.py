@@ -4,6 +4,7 @@ Fields whose type accepts null keep it, and so does everything inside free-form 
 an error.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from functools import cache, partial
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import AliasChoices, BaseModel, RootModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -18,26 +20,44 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-__all__ = ["OptionalNullRoute", "without_optional_nulls"]
+__all__ = ["OptionalNullRoute", "reduce_body", "without_optional_nulls"]
+
+_THREAD_BYTES = 256 << 10
+"""Size from which a body is reduced in a thread: the event loop must not wait for milliseconds."""
 
 Reduce = Callable[[Any], Any]
 
 
 class OptionalNullRoute(APIRoute):
-    """A route of FastAPI that removes null from optional fields of the body before FastAPI reads it."""
+    """A route of FastAPI that repeats the validation of a wrong body without null in optional fields."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of FastAPI, for requests without these nulls."""
+        """Return the handler of FastAPI, which gets the body without these nulls if it refuses the received one."""
         handle = super().get_route_handler()
         model = self.body_field.field_info.annotation if self.body_field is not None else None
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return handle
 
-        async def handle_reduced(request: Request) -> Response:
-            """Handle the request with the body that FastAPI shall read."""
-            return await handle(_ReducedRequest(model, request))
+        async def handle_nulls(request: Request) -> Response:
+            """Handle the request. FastAPI validates before it calls the endpoint, so the endpoint runs once."""
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                if all(each["loc"][:1] != ("body",) for each in error.errors()):
+                    raise
+                content = await reduce_body(model, await request.body())
+                if content is None:
+                    raise
+            return await handle(_RequestWithBody(request, content))
 
-        return handle_reduced
+        return handle_nulls
+
+
+async def reduce_body(model: type[BaseModel], content: bytes) -> bytes | None:
+    """Return the result of `without_optional_nulls`. The event loop does not wait for large bodies."""
+    if len(content) < _THREAD_BYTES:
+        return without_optional_nulls(model, content)
+    return await asyncio.to_thread(without_optional_nulls, model, content)
 
 
 def without_optional_nulls(model: type[BaseModel], content: bytes) -> bytes | None:
@@ -52,20 +72,12 @@ def without_optional_nulls(model: type[BaseModel], content: bytes) -> bytes | No
         return None
 
 
-class _ReducedRequest(Request):
-    """A request whose body has no nulls of optional fields."""
+class _RequestWithBody(Request):
+    """A received request with another body."""
 
-    def __init__(self, model: type[BaseModel], request: Request) -> None:
+    def __init__(self, request: Request, content: bytes) -> None:
         super().__init__(request.scope, request.receive)
-        self._model = model
-        self._received = request
-
-    async def body(self) -> bytes:
-        """Return the reduced body."""
-        if not hasattr(self, "_body"):
-            content = await self._received.body()
-            self._body = without_optional_nulls(self._model, content) or content
-        return self._body
+        self._body = content
 
 
 @dataclass(frozen=True, slots=True)

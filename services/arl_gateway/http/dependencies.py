@@ -44,13 +44,18 @@ COMMON_ERRORS = (
     Unavailable,
     DatabaseDiskFull,
 )
+RATE_HEADERS_KEY = "tangram.rate_headers"
+"""Key of a request's scope: the rate limit headers of a request that was counted."""
 BODY_ERRORS = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
 
 
 async def authenticate_request(request: Request, response: Response) -> Caller:
-    """Authenticate a request and count it against the key's rate limit."""
+    """Authenticate a request and count it once against the key's rate limit, even if its body is validated twice."""
     caller = await authenticated_caller(request)
-    response.headers.update(gateway_deps(request).rate_limiter.acquire(caller.key_id))
+    rate_headers = request.scope.get(RATE_HEADERS_KEY)
+    if rate_headers is None:
+        rate_headers = request.scope[RATE_HEADERS_KEY] = gateway_deps(request).rate_limiter.acquire(caller.key_id)
+    response.headers.update(rate_headers)
     return caller
 
 

@@ -172,6 +172,14 @@ class TestGateway:
         assert answers[2].json()["code"] == "rate_limited"
         assert 1 <= int(answers[2].headers["retry-after"]) <= 30
 
+    async def test_request_with_null_in_an_optional_field_counts_once(self, database: str) -> None:
+        await ensure_api_key(database, "p", KEY)
+        app = build(settings_of(database, rate_limit=2, rate_limit_window_s=60))
+        async with app.router.lifespan_context(app), client_of(app) as api:
+            body = {"ids": ["01920000-0000-7000-8000-000000000001"], "until": None, "timeout_s": None}
+            answer = await api.post("/v1/actions:wait", json=body)
+        assert (answer.status_code, answer.headers["ratelimit"].split(";")[1]) == (200, "r=1"), answer.text
+
     async def test_exhausted_connection_pool_returns_503_quickly(self, database: str) -> None:
         await ensure_api_key(database, "p", KEY)
         app = build(settings_of(database, pool_size=1, key_cache_s=3600))

@@ -1,12 +1,17 @@
-"""Test which nulls are removed from a body, and that everything else stays as it is."""
+"""Test which nulls are removed from a body, that everything else stays as it is, and how routes use it."""
 
 import json
+import threading
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+import httpx
 import pytest
+from fastapi import APIRouter, FastAPI
 from pydantic import AfterValidator, AliasChoices, BaseModel, Field, RootModel
 
-from arl_kit.optional_nulls import without_optional_nulls
+from arl_kit import optional_nulls
+from arl_kit.optional_nulls import OptionalNullRoute, without_optional_nulls
 
 
 class Small(BaseModel):
@@ -120,3 +125,54 @@ def test_other_values_are_kept() -> None:
 )
 def test_content_that_is_not_valid_json_is_left_to_the_validation(content: bytes) -> None:
     assert without_optional_nulls(Body, content) is None
+
+
+class ReductionRecorder:
+    """The reduction of bodies, which records its threads."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, model: type[BaseModel], content: bytes) -> bytes | None:
+        self.threads.append(threading.current_thread())
+        return without_optional_nulls(model, content)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> ReductionRecorder:
+    recorder = ReductionRecorder()
+    monkeypatch.setattr(optional_nulls, "without_optional_nulls", recorder)
+    return recorder
+
+
+async def posted(body: Any, on_body: Callable[[Body], None] = lambda body: None, *, path: str = "/") -> int:
+    router = APIRouter(route_class=OptionalNullRoute)
+
+    @router.post("/")
+    async def receive(body: Body, limit: int = 1) -> None:
+        on_body(body)
+
+    app = FastAPI()
+    app.include_router(router)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a") as client:
+        return (await client.post(path, json=body)).status_code
+
+
+@pytest.mark.parametrize("body", [{"name": "a", "note": None}, {"name": "a", "free": [None] * 100_000}])
+async def test_valid_body_with_other_nulls_is_not_reduced(recorder: ReductionRecorder, body: Any) -> None:
+    assert (await posted(body), recorder.threads) == (200, [])
+
+
+@pytest.mark.parametrize(("size", "is_in_loop"), [(10, True), (300_000, False)])
+async def test_body_with_null_is_reduced_once_and_large_ones_in_a_thread(
+    recorder: ReductionRecorder, size: int, is_in_loop: bool
+) -> None:
+    received: list[Body] = []
+    assert await posted({"name": "a" * size, "count": None}, received.append) == 200
+    assert [(len(body.name), body.count) for body in received] == [(size, 1)]
+    assert [thread is threading.current_thread() for thread in recorder.threads] == [is_in_loop]
+
+
+async def test_wrong_query_does_not_reduce_the_body(recorder: ReductionRecorder) -> None:
+    assert await posted({"name": "a", "note": None}, path="/?limit=x") == 422
+    assert recorder.threads == []
