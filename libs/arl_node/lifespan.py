@@ -1,20 +1,23 @@
-"""The lifespan and the readiness check of all managers."""
+"""The lifespan, the readiness check and the route of grants of all managers."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
+from uuid import UUID
 
 from fastapi import FastAPI
 
+from arl_kit.internal_api import InternalApi
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore
 from arl_store.wake import WakeNotifier
+from arl_wire.internal.node import GrantBatchRequest, GrantPayload
 
-__all__ = ["make_lifespan", "make_readiness_check"]
+__all__ = ["add_grant_route", "make_lifespan", "make_readiness_check"]
 
 
 class NodeManager(Protocol):
-    """A manager that the lifespan starts and stops."""
+    """A manager that the lifespan starts and stops, and that accepts grants."""
 
     failed: str | None
     """Reason why the manager cannot work, or None."""
@@ -28,6 +31,9 @@ class NodeManager(Protocol):
 
     async def stop(self) -> None:
         """Settle ended attempts and stop the loops."""
+
+    async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
+        """Accept copies of granted rows."""
 
 
 def make_lifespan(
@@ -57,3 +63,13 @@ def make_readiness_check(manager: NodeManager, *, store: PostgresStore) -> Calla
         return manager.failed or manager.fenced
 
     return ready
+
+
+def add_grant_route(api: InternalApi, manager: NodeManager) -> None:
+    """Add the route on which the scheduler notifies this node of grants."""
+
+    async def grants(batch: GrantBatchRequest) -> None:
+        """Accept copies of granted rows. The manager's poll finds them too."""
+        await manager.accept_grants(batch.grants, epoch=batch.node_epoch)
+
+    api.add_route("/internal/grants", GrantBatchRequest, grants)

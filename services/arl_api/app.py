@@ -3,12 +3,11 @@
 from fastapi import FastAPI
 
 from arl_api.manager import ApiManager
-from arl_api.routes import add_internal_routes
 from arl_api.settings import ApiSettings
 from arl_kit.app import create_app, create_metrics, metrics_token_check
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
-from arl_node.lifespan import make_lifespan, make_readiness_check
+from arl_node.lifespan import add_grant_route, make_lifespan, make_readiness_check
 from arl_store.tx import open_store
 from arl_store.wake import WakeNotifier
 
@@ -37,6 +36,6 @@ def build(settings: ApiSettings) -> FastAPI:
         scrape_dependencies=[metrics_token_check(settings)],
     )
     hops = InternalApi(settings, "scheduler", audience=settings.audience)
-    add_internal_routes(hops, manager)
+    add_grant_route(hops, manager)
     mount_internal_apis(app, hops)
     return app

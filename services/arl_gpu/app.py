@@ -6,7 +6,6 @@ from fastapi import FastAPI
 
 from arl_gpu.catalog.service_files import function_services, installed_services
 from arl_gpu.node.manager import GpuManager
-from arl_gpu.routes import add_internal_routes
 from arl_gpu.settings import GpuSettings
 from arl_gpu.worker.client import WorkerClient
 from arl_gpu.worker.engine_controller import EngineSpec
@@ -15,7 +14,7 @@ from arl_gpu.worker.process import WorkerConfig
 from arl_kit.app import create_app, create_metrics, metrics_token_check
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
-from arl_node.lifespan import make_lifespan, make_readiness_check
+from arl_node.lifespan import add_grant_route, make_lifespan, make_readiness_check
 from arl_store.tx import open_store
 from arl_store.wake import WakeNotifier
 
@@ -57,7 +56,7 @@ def build(settings: GpuSettings) -> FastAPI:
         scrape_dependencies=[metrics_token_check(settings)],
     )
     hops = InternalApi(settings, "scheduler", audience=settings.audience)
-    add_internal_routes(hops, manager)
+    add_grant_route(hops, manager)
     mount_internal_apis(app, hops)
     return app
 

@@ -17,9 +17,9 @@ from arl_cpu.node.snapshots import NodeSnapshots
 from arl_cpu.node.transfers import FileTransfers
 from arl_kit.http_server.body_streaming import StreamedResponse
 from arl_kit.internal_api import InternalApi
+from arl_node.lifespan import add_grant_route
 from arl_wire.errors import Unavailable
 from arl_wire.internal.node import (
-    GrantBatchRequest,
     ReadOutputRequest,
     ResizeBatchRequest,
     ResizeBatchResponse,
@@ -83,10 +83,7 @@ async def _read_response(operation: FileOperation) -> Mapping[str, Any]:
 
 def add_manager_routes(api: InternalApi, manager: CpuManager) -> None:
     """Add the routes on which the scheduler notifies this node of grants and resizes."""
-
-    async def grants(batch: GrantBatchRequest) -> None:
-        """Accept granted rows. The manager's poll finds them too."""
-        await manager.accept_grants(batch.grants, epoch=batch.node_epoch)
+    add_grant_route(api, manager)
 
     async def resizes(batch: ResizeBatchRequest) -> ResizeBatchResponse:
         """Resize attempts.
@@ -95,7 +92,6 @@ def add_manager_routes(api: InternalApi, manager: CpuManager) -> None:
         """
         return ResizeBatchResponse(answers=await manager.resize(batch.resizes, epoch=batch.node_epoch))
 
-    api.add_route("/internal/grants", GrantBatchRequest, grants)
     api.add_route("/internal/resizes", ResizeBatchRequest, resizes)
 
 
