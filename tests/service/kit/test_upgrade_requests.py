@@ -119,4 +119,4 @@ def test_pipelined_requests_are_served_in_order(address: tuple[str, int], offer:
 def test_connect_request_is_refused(address: tuple[str, int]) -> None:
     with connected(address) as connection:
         connection.sendall(b"CONNECT example.org:80 HTTP/1.1\r\nHost: example.org:80\r\n\r\n")
-        assert read_until(connection, b"\r\n").split()[1] in (b"400", b"404", b"405", b"500")
+        assert read_until(connection, b"\r\n").startswith(b"HTTP/1.1 400 ")
