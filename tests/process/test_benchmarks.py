@@ -42,6 +42,16 @@ def test_overhead_bench_reports_rates_costs_and_idle_starts() -> None:
     assert {"client", "gateway", "admission", "scheduler", "cpu", "postgres"} <= used.keys()
 
 
+def test_attacks_bench_reports_latency_and_the_requests_of_each_attack() -> None:
+    figures = bench("attacks", "--repeats", "1", "--seconds", "2")["figures"]
+    phases = ("quiet", "bodies", "connections", "archives")
+    names = ("p50_ms", "p99_ms", "p99_over_quiet", "gateway_max_mib")
+    assert all(figures[f"{phase}_{name}"] > 0 for phase in phases for name in names)
+    assert all(figures[f"{phase}_attacks"] > 0 for phase in phases[1:])
+    assert any(name.startswith("bodies_responses_") for name in figures)
+    assert "quiet_attacks" not in figures
+
+
 def test_soak_bench_reports_memory_tables_and_latency_over_time() -> None:
     document = bench("soak", "--actions", "5000")
     assert document["figures"]["actions"] == 5000
