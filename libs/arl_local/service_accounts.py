@@ -20,11 +20,11 @@ __all__ = ["NO_HOME", "SERVICE_ACCOUNT_FILE", "account_problem", "service_accoun
 SERVICE_ACCOUNT_FILE = "service_account"
 """File in the state directory, for `tangram doctor`: `own`, or the reason why services run as root."""
 
-_UNPRIVILEGED_SERVICES = ("admission", "scheduler", "gateway")
-"""Services that need no rights of root.
+_UNPRIVILEGED_SERVICES = ("admission", "scheduler", "gateway", "api")
+"""Services that need no rights of root. The order decides their ids.
 
-The CPU manager talks to the launcher, which accepts only its own uid. Managers of devices and endpoints read files that
-may belong to root.
+The CPU manager talks to the launcher, which accepts only its own uid. The GPU manager reads models and runs engines
+that may be accessible to root only. The broker (`api`) stays root if its uid cannot read the key files of endpoints.
 """
 _FIRST_ID, _IDS_PER_SYSTEM = 0x60000000, 8
 _CHECK_TIMEOUT_S = 20.0
@@ -62,7 +62,7 @@ def account_problem(specs: Sequence[ProcessSpec], account: UnixAccount, *, pytho
     """Return None if these services can run under `account`, or the reason why not."""
     if not specs:
         return None
-    paths = {path for spec in specs for path in _paths_in(spec.env)}
+    paths = {path for spec in specs for path in (*_paths_in(spec.env), *_key_files(spec.env))}
     asked = json.dumps({"url": specs[0].env["TANGRAM_DATABASE_URL"], "paths": sorted(paths)})
     try:
         done = subprocess.run(
@@ -90,3 +90,13 @@ def _paths_in(env: Mapping[str, str]) -> list[str]:
         for name, value in env.items()
         if name not in ("PATH", "HOME") and value.startswith("/") and os.path.exists(value)
     ]
+
+
+def _key_files(env: Mapping[str, str]) -> list[str]:
+    """Return the existing key files of the endpoints. Wrong settings are reported by their own check."""
+    try:
+        endpoints = json.loads(env.get("TANGRAM_ENDPOINTS", "{}"))
+        named = [endpoint.get("key_file") for endpoint in endpoints.values()]
+    except (ValueError, AttributeError):
+        return []
+    return [path for path in named if isinstance(path, str) and os.path.exists(path)]

@@ -110,13 +110,17 @@ async def _start_all(
 def _with_accounts(specs: Sequence[ProcessSpec], state: StateDir) -> list[ProcessSpec]:
     """Give services that need no rights of root an account, if root starts them and the account can run them."""
     accounts = service_accounts(state.path)
-    own = [spec for spec in specs if spec.name in accounts and not _has_privileged_port(spec)]
-    problem = account_problem(own, accounts[own[0].name]) if own else None
-    if problem is not None:
-        log.warning("services run as root, because an unprivileged user cannot run them: %s", problem)
-    replace_file(state.path / SERVICE_ACCOUNT_FILE, f"root: {problem}" if problem is not None else "own")
-    if problem is not None:
-        return list(specs)
+    able = [spec for spec in specs if spec.name in accounts and not _has_privileged_port(spec)]
+    # The broker is checked apart from the others, because its key files may belong to root.
+    groups = [[spec for spec in able if (spec.name == "api") is is_broker] for is_broker in (False, True)]
+    problems = [account_problem(group, accounts[group[0].name]) if group else None for group in groups]
+    own = [spec for group, problem in zip(groups, problems, strict=True) if problem is None for spec in group]
+    for group, problem in zip(groups, problems, strict=True):
+        if problem is not None:
+            names = ", ".join(spec.name for spec in group)
+            log.warning("%s run as root, because an unprivileged user cannot run them: %s", names, problem)
+    found = f"root: {problems[0]}" if problems[0] is not None else "own"
+    replace_file(state.path / SERVICE_ACCOUNT_FILE, found if problems[1] is None else f"{found}\napi: {problems[1]}")
     return [
         replace(spec, account=accounts[spec.name], env={**spec.env, "HOME": NO_HOME}) if spec in own else spec
         for spec in specs

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,13 +45,14 @@ def reachable_python(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 async def test_services_of_root_run_under_unprivileged_uids_of_their_own(reachable_python: str, tmp_path: Path) -> None:
-    with running(reachable_python, tmp_path / "state") as state:
+    endpoints = {"TANGRAM_ENDPOINTS": json.dumps({"a": {"url": "https://a.example"}})}
+    with running(reachable_python, tmp_path / "state", endpoints) as state:
         await eventually(lambda: _phase(state) == "ready", timeout_s=90)
         assert (state / "service_account").read_text() == "own"
         pids = {name: entry["pid"] for name, entry in _processes(state)["processes"].items()}
-        uids = {name: _ids_of(pids[name], "Uid") for name in ("gateway", "admission", "scheduler", "postgres")}
+        uids = {name: _ids_of(pids[name], "Uid") for name in ("gateway", "admission", "scheduler", "api", "postgres")}
         assert all(len(found) == 1 and 0 not in found for found in uids.values())
-        assert len(set.union(*uids.values())) == 4
+        assert len(set.union(*uids.values())) == 5
         assert _ids_of(pids["gateway"], "CapEff", base=16) == {0}
         headers = {"authorization": f"Bearer {(state / 'api_key').read_text()}"}
         url = json.loads((state / "endpoints.json").read_text())["gateway"]
@@ -66,6 +67,22 @@ def test_file_that_the_account_cannot_read_is_named(tmp_path: Path, reachable_py
     assert problem == f"not readable: {secret}"
 
 
+@pytest.mark.parametrize(("mode", "problem"), [(0o600, "not readable: {}"), (0o644, None)])
+def test_key_file_decides_whether_the_broker_can_have_an_account(
+    tmp_path: Path, reachable_python: str, mode: int, problem: str | None
+) -> None:
+    (key := tmp_path / "key").touch(mode=mode)
+    endpoints = {"a": {"url": "https://a.example", "key_file": str(key)}, "b": {"url": "https://b.example"}}
+    env = {"TANGRAM_DATABASE_URL": "postgresql://nowhere", "TANGRAM_ENDPOINTS": json.dumps(endpoints)}
+    found = account_problem(
+        [ProcessSpec(name="api", argv=("api",), env=env, ready="http://nowhere")], STRANGER, python=reachable_python
+    )
+    if problem is not None:
+        assert found == problem.format(key)
+    else:
+        assert "not readable" not in (found or ""), "only the database is missing"
+
+
 def test_interpreter_that_the_account_cannot_run_is_a_problem(tmp_path: Path) -> None:
     (closed := tmp_path / "python").touch(mode=0o700)
     assert "Permission denied" in (account_problem([_spec(closed)], STRANGER, python=str(closed)) or "")
@@ -73,15 +90,16 @@ def test_interpreter_that_the_account_cannot_run_is_a_problem(tmp_path: Path) ->
 
 def test_accounts_of_two_systems_differ(tmp_path: Path) -> None:
     first, second = service_accounts(tmp_path / "a"), service_accounts(tmp_path / "b")
-    assert first.keys() == second.keys() == {"admission", "scheduler", "gateway"}
-    assert len({account.uid for account in (*first.values(), *second.values())}) == 6
+    assert first.keys() == second.keys() == {"admission", "scheduler", "gateway", "api"}
+    assert len({account.uid for account in (*first.values(), *second.values())}) == 8
 
 
 @contextmanager
-def running(python: str, state: Path) -> Iterator[Path]:
+def running(python: str, state: Path, variables: Mapping[str, str]) -> Iterator[Path]:
     """Run a simulated machine with its own Postgres; remove it at the end."""
     command = [python, "-m", "arl_local", "--dir", str(state), "--driver", "simulated"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = {**os.environ, **variables}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield state
     finally:

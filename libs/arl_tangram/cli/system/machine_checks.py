@@ -113,7 +113,11 @@ def _postgres(state_dir: Path) -> MachineFinding:
 
 def _user(state_dir: Path) -> MachineFinding:
     if os.geteuid() == 0:
-        _, is_root, why = _read(state_dir / "service_account").partition("root: ")
+        said = _read(state_dir / "service_account")
+        _, is_root, why = said.partition("root: ")
+        if (broker := said.partition("api: ")[2]) and not is_root:
+            problem = f"root: the broker runs as root too ({broker})"
+            return MachineFinding("user", FindingLevel.WARN, problem, "let every user read the key files of endpoints")
         if is_root:
             return MachineFinding(
                 "user",
