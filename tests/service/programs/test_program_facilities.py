@@ -132,6 +132,12 @@ async def test_var_tmp_is_writable_and_counts_as_disk(bench: Bench, kept: Enviro
     assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
 
 
+async def test_mnt_is_writable_and_counts_as_disk(bench: Bench, kept: EnvironmentSpec) -> None:
+    assert (await shell(bench, "echo kept >/mnt/a; cat /mnt/a", kept)).stdout.data == b"kept\n"
+    report = await shell(bench, "cat /dev/zero >/mnt/big", kept)
+    assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
+
+
 async def test_number_of_files_grows_with_the_disk(bench: Bench) -> None:
     if bench.enforcement["memory"] != "enforced":
         pytest.skip("without a cgroup the memory limits the number of files")

@@ -28,7 +28,7 @@ __all__ = [
 WORKSPACE = "/workspace"
 
 _WRITE_AREA = "/tmp"  # noqa: S108  # inside
-WRITABLE_PATHS = {"workspace": WORKSPACE, "shm": "/dev/shm", "var": "/var/tmp", "tmp": _WRITE_AREA}  # noqa: S108
+WRITABLE_PATHS = {"workspace": WORKSPACE, "shm": "/dev/shm", "var": "/var/tmp", "mnt": "/mnt", "tmp": _WRITE_AREA}  # noqa: S108
 """Mount point by part of the write area."""
 _ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
 SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -64,7 +64,7 @@ DEV_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-EMPTY_DIRECTORIES = ("home", "mnt", "opt", "root", "run/lock", "srv", "var/cache", "var/lib", "var/log")
+EMPTY_DIRECTORIES = ("home", "opt", "root", "run/lock", "srv", "var/cache", "var/lib", "var/log")
 """Directories that the template `host` shows without their contents on the node."""
 MASKED_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kmsg", "sched_debug")
 _READ_ONLY_PROC = ("sys", "irq", "bus", "fs", "pressure")
