@@ -3,10 +3,10 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from arl_kit.failpoints import Failpoints
@@ -20,6 +20,8 @@ EXIT_BAD_SETTINGS = 2
 MAX_SHOWN_CHARACTERS = 100
 
 _LOG_LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
+
+_JSON_STARTS = ("{", "[", '"')
 
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
@@ -130,7 +132,17 @@ def _problem(cls: type[BaseSettings], location: Sequence[int | str], message: st
         return f"{name}: {'.'.join(inside)}: {message}"
     value = os.environ.get(name)
     known = cls.model_fields.get(field)
-    # A JSON object may contain keys.
-    if value is None or value.startswith("{") or known is None or "Secret" in str(known.annotation):
+    if value is None or known is None or value.lstrip()[:1] in _JSON_STARTS or _may_contain_secrets(known.annotation):
         return f"{name}: {message}"
     return f"{name} is {value[:MAX_SHOWN_CHARACTERS]!r}: {message}"
+
+
+def _may_contain_secrets(annotation: Any) -> bool:
+    """Return True for secrets, objects and models, which may contain keys."""
+    if "Secret" in str(annotation):
+        return True
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    origin = get_origin(annotation)
+    is_mapping = annotation is dict or (isinstance(origin, type) and issubclass(origin, Mapping))
+    return is_mapping or any(_may_contain_secrets(each) for each in get_args(annotation))

@@ -120,7 +120,10 @@ def _with_accounts(specs: Sequence[ProcessSpec], state: StateDir) -> list[Proces
             names = ", ".join(spec.name for spec in group)
             log.warning("%s run as root, because an unprivileged user cannot run them: %s", names, problem)
     found = f"root: {problems[0]}" if problems[0] is not None else "own"
-    replace_file(state.path / SERVICE_ACCOUNT_FILE, found if problems[1] is None else f"{found}\napi: {problems[1]}")
+    replace_file(
+        state.path / SERVICE_ACCOUNT_FILE,
+        found if problems[1] is None else f"{found}\napi: uid {accounts['api'].uid}: {problems[1]}",
+    )
     return [
         replace(spec, account=accounts[spec.name], env={**spec.env, "HOME": NO_HOME}) if spec in own else spec
         for spec in specs

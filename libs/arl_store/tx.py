@@ -21,6 +21,8 @@ __all__ = ["PoolBusy", "PostgresStore", "ReadTx", "Row", "WriteTx", "engine_for"
 Parameters = Mapping[str, Any]
 CLIENT_MARGIN_S = 5.0
 NEVER = float("-inf")
+FULL_DISK_S = 30.0
+"""Seconds after a write that failed because of a full disk in which the database counts as not ready."""
 TEMPORARY_STATES = frozenset({"57P01", "57P02", "57P03", "57014", "40P01", "40001", "55P03", "25006", "28P01"})
 """SQLSTATEs after which a retry may succeed.
 
@@ -87,8 +89,8 @@ class PostgresStore:
         """Total number of failures to get a connection."""
         self._last_success_at = NEVER
         self._is_read_only = False
-        self._has_full_disk = False
-        """True from a write that failed because the disk of the server is full until a write succeeds."""
+        self._full_disk_at = NEVER
+        """Time of the latest write that failed because the disk of the server is full."""
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadTx]:
@@ -114,7 +116,7 @@ class PostgresStore:
         It sends no statement if another succeeded within the last `within_s` seconds, a connection is open and nothing
         has failed since.
         """
-        if not (self._is_read_only or self._has_full_disk) and self._has_succeeded_within(within_s):
+        if not (self._is_read_only or self._has_full_disk()) and self._has_succeeded_within(within_s):
             return
         async with self.read() as tx:
             row = await tx.first(SELECT_READ_ONLY)
@@ -122,13 +124,16 @@ class PostgresStore:
         if self._is_read_only:
             await self._expire_connections()
             raise asyncpg.ReadOnlySQLTransactionError("the database is read-only")
-        if self._has_full_disk:
-            raise asyncpg.DiskFullError("the last write failed: the disk of the database is full")
+        if self._has_full_disk():
+            raise asyncpg.DiskFullError("a write has just failed: the disk of the database is full")
 
     async def close(self) -> None:
         """Close all connections at once, also those in use."""
         if self._pool is not None:
             self._pool.terminate()
+
+    def _has_full_disk(self) -> bool:
+        return time.monotonic() - self._full_disk_at < FULL_DISK_S
 
     def _has_succeeded_within(self, within_s: float) -> bool:
         is_open = self._pool is not None and self._pool.get_size() > 0
@@ -162,7 +167,6 @@ class PostgresStore:
         try:
             yield connection
             self._last_success_at = time.monotonic()
-            self._has_full_disk &= not writes
         except asyncpg.DataError as error:
             # The driver's message contains the parameter's value, which is client data.
             raise RuntimeError(f"a parameter does not fit its column ({type(error).__name__})") from None
@@ -171,7 +175,8 @@ class PostgresStore:
             await self._expire_connections()
             raise
         except asyncpg.PostgresError as error:
-            self._has_full_disk |= isinstance(error, asyncpg.DiskFullError)
+            if writes and isinstance(error, asyncpg.DiskFullError):
+                self._full_disk_at = time.monotonic()
             # The detail quotes the row that failed.
             error.detail = None
             raise

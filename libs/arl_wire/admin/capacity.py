@@ -97,7 +97,7 @@ class CapacityPlanQuery(StrictModel):
 class UnstartedActions(BaseModel):
     """A number of queued actions that do not start within the forecast, and the reason."""
 
-    reason: UnstartedReason
+    reason: str = Field(description=f"Reason: {', '.join(f'`{each}`' for each in UnstartedReason)}")
     actions: int
 
 

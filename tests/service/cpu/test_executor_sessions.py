@@ -198,6 +198,7 @@ class TestTerminal:
             "python3 -c 'import os, tty; tty.setraw(0); [os.read(0, 1) for _ in range(9)]'",
             "trap '' HUP INT; stty raw min 1; cat",
             "python3 -c 'import select, tty; tty.setraw(0); e = select.epoll(); e.register(0); e.poll()'",
+            "yes | python3 -c 'import os, tty; t = os.open(\"/dev/tty\", os.O_RDWR); tty.setraw(t); os.read(t, 1)'",
         ],
     )
     async def test_interactive_program_without_stdin_ends_and_the_session_survives(

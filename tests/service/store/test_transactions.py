@@ -6,6 +6,7 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
+from arl_store import tx as tx_module
 from arl_store.tx import PoolBusy, open_store
 from support.conditions import eventually
 from support.postgres import Databases
@@ -87,7 +88,9 @@ class TestPing:
             await store.close()
             await admin.close()
 
-    async def test_ping_fails_from_a_full_disk_until_a_write_succeeds(self, database: str) -> None:
+    async def test_ping_fails_for_a_while_after_a_write_to_a_full_disk(
+        self, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store = open_store(database, name="pinging", pool_size=1)
         full = text("do $$ begin raise exception 'no space' using errcode = 'disk_full'; end $$")
         try:
@@ -97,8 +100,10 @@ class TestPing:
             for _ in range(2):
                 with pytest.raises(asyncpg.DiskFullError):
                     await store.ping(within_s=60)
-            async with store.write() as tx:
-                await tx.execute(text("select 1"))
+            monkeypatch.setattr(tx_module, "FULL_DISK_S", 0.0)
             await store.ping(within_s=60)
+            monkeypatch.undo()
+            with pytest.raises(asyncpg.DiskFullError):
+                await store.ping()
         finally:
             await store.close()

@@ -74,6 +74,22 @@ def test_invalid_setting_is_reported_in_one_line(
     assert re.search(said, line)
 
 
+@pytest.mark.parametrize(
+    "value", ['"SECRET"', ' {"a": "SECRET"}', '\n{"a": {"api_key": "SECRET"}}', '["SECRET"]', "SECRET"]
+)
+@pytest.mark.parametrize("name", ["TANGRAM_ENGINES", "TANGRAM_CALLER_KEYS", "TANGRAM_DATABASE_URL"])
+def test_value_that_may_contain_secrets_is_not_shown(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TANGRAM_DEVICES", "gpu")
+    with pytest.raises(SystemExit, match="2"):
+        load_settings(GpuSettings)
+    said = capsys.readouterr().err
+    assert "TANGRAM_DEVICES is 'gpu'" in said
+    assert "SECRET" not in said
+
+
 ENGINE = {"url": "http://127.0.0.1:8001", "family": "vllm", "device_memory_mib": 100, "api_key": "a-secret-key"}
 
 

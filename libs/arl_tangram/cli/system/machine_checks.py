@@ -117,7 +117,9 @@ def _user(state_dir: Path) -> MachineFinding:
         _, is_root, why = said.partition("root: ")
         if (broker := said.partition("api: ")[2]) and not is_root:
             problem = f"root: the broker runs as root too ({broker})"
-            return MachineFinding("user", FindingLevel.WARN, problem, "let every user read the key files of endpoints")
+            return MachineFinding(
+                "user", FindingLevel.WARN, problem, "let that uid read the key file: setfacl -m u:UID:r FILE"
+            )
         if is_root:
             return MachineFinding(
                 "user",

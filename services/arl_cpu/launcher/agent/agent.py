@@ -114,7 +114,7 @@ class _SandboxAgent:
     def __init__(self, channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_score: int) -> None:
         self._channel, self._isolation, self._setup, self._oom_score = channel, isolation, setup, oom_score
         self._workspace = workspace.AgentWorkspace(setup.workspace)
-        self._memory = MemoryWatch(isolation, setup.memory_mib * _MIB)
+        self._memory = MemoryWatch(isolation, setup.memory_mib * _MIB, self._has_message)
         self._action: AgentAction | None = None
         self._has_leftovers = False
         woken, waker = socket.socketpair()
@@ -156,6 +156,9 @@ class _SandboxAgent:
             action, self._action = self._action, None
             self._finish(action, status=0, peak_kib=0)
         return True
+
+    def _has_message(self) -> bool:
+        return bool(select.select([self._channel.socket], [], [], 0)[0])
 
     def _await_shell(self, action: AgentAction) -> None:
         """Wait until the shell of a watched action is reaped, which is shortly after its terminal closes."""

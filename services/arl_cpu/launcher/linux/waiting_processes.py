@@ -18,6 +18,8 @@ _POLL_CALLS = {
 """Numbers of `poll`, `select`, `epoll_wait` and their variants, and of `restart_syscall`."""
 _CHILD_CALLS = {"x86_64": frozenset({61, 130, 247}), "aarch64": frozenset({95, 133, 260})}.get(_MACHINE, frozenset())
 """Numbers of `wait4`, `waitid` and `rt_sigsuspend`, in which a shell waits for the program in front."""
+_WRITE_CALLS = {"x86_64": frozenset({1, 20}), "aarch64": frozenset({64, 66})}.get(_MACHINE, frozenset())
+"""Numbers of `write` and `writev`, in which a program waits for the pager that reads its output."""
 _TERMINAL_MAJORS = range(136, 144)
 _OWN_TERMINAL = os.makedev(5, 0)
 """Device of `/dev/tty`."""
@@ -63,16 +65,25 @@ def _all_threads_sleep(pid: int) -> bool:
     return True
 
 
-def _what_is_awaited(pid: int) -> Literal["keys", "children"] | None:
-    """Return what the first thread waits for: keys of a terminal, or any file without a socket; or children."""
+def _what_is_awaited(pid: int) -> Literal["keys", "others"] | None:
+    """Return what the first thread waits for.
+
+    `keys` is a terminal, or any file without a socket. `others` is a child, or the reader of a full pipe.
+    """
     with open(f"/proc/{pid}/syscall") as file:
         call, *arguments = file.read().split()
     number = int(call) if call.isdigit() else -1
     if number in _CHILD_CALLS:
-        return "children"
+        return "others"
+    if number in _WRITE_CALLS:
+        return "others" if _is_pipe(f"/proc/{pid}/fd/{int(arguments[0], 16)}") else None
     if number in _READ_CALLS:
         return "keys" if _is_terminal(f"/proc/{pid}/fd/{int(arguments[0], 16)}") else None
     return "keys" if number in _POLL_CALLS and not _has_socket(pid) else None
+
+
+def _is_pipe(path: str) -> bool:
+    return stat.S_ISFIFO(os.stat(path).st_mode)
 
 
 def _is_terminal(path: str) -> bool:
