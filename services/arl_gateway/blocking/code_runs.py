@@ -68,8 +68,6 @@ class CodeRunResult:
 @dataclass(slots=True, eq=False)
 class _InFlightRun:
     is_active: bool = True
-    result: CodeRunResult = CodeRunResult()
-    """The actions that have settled."""
     task: "asyncio.Task[CodeRunResult]" = field(init=False)
     expiry_timer: asyncio.TimerHandle | None = None
     """Timer that ends the time in which the run can be resumed."""
@@ -106,8 +104,7 @@ class CodeRunner:
     async def run(self, code_run: CodeRun, caller: Caller, trace: RequestTrace, *, within_s: float) -> CodeRunResult:
         """Run a program. If admission has no room, retry until the call times out.
 
-        If the program has ended after `within_s` and only its files are missing, return its result without them.
-        Raises `GatewayTimeout` if the program has not ended after `within_s`, and all other errors of admission.
+        Raises `GatewayTimeout` after `within_s`, and all other errors of admission.
         """
         ends_at = time.monotonic() + within_s
         self.waiting += 1
@@ -142,10 +139,6 @@ class CodeRunner:
             stopping.cancel()
         if in_flight.task.done():
             return in_flight.task.result()
-        if in_flight.result.run is not None:
-            # The program's own processes may block the step that collects files; a 504 would hide its failure.
-            in_flight.cancel()
-            return in_flight.result
         if self._stopping.is_set():
             in_flight.cancel()
         else:
@@ -197,18 +190,19 @@ class CodeRunner:
         self, code_run: CodeRun, caller: Caller, trace: RequestTrace, in_flight: _InFlightRun
     ) -> CodeRunResult:
         settle = partial(self._run_action, caller=caller, trace=trace, going=in_flight)
+        result = CodeRunResult()
         try:
             if code_run.place is not None:
-                in_flight.result = replace(in_flight.result, place=await settle(code_run.place))
-            if code_run.compile is not None and _has_succeeded(in_flight.result):
-                in_flight.result = replace(in_flight.result, compile=await settle(code_run.compile))
-            if not _has_succeeded(in_flight.result):
-                return in_flight.result
+                result = replace(result, place=await settle(code_run.place))
+            if code_run.compile is not None and _has_succeeded(result):
+                result = replace(result, compile=await settle(code_run.compile))
+            if not _has_succeeded(result):
+                return result
             ran = await settle(code_run.run)
-            in_flight.result = replace(in_flight.result, run=ran)
+            result = replace(result, run=ran)
             if code_run.collect is not None and ran.outcome not in MASKED_OUTCOMES:
-                in_flight.result = replace(in_flight.result, collect=await settle(code_run.collect))
-            return in_flight.result
+                result = replace(result, collect=await settle(code_run.collect))
+            return result
         finally:
             if code_run.has_own_environment:
                 self._blocking.run_in_background(self._end_environment(code_run.run, caller))

@@ -34,14 +34,12 @@ def responded(collect: Action | None) -> RunCodeResponse:
         (ActionOutcome.USER_ERROR, "cannot run 'sh'"),
         (ActionOutcome.LIMIT_EXCEEDED, "limit_exceeded"),
         (ActionOutcome.USER_TIMEOUT, "longer than 5 s"),
-        (ActionOutcome.DEADLINE_IN_QUEUE, "the time of the request ended"),
-        (None, "the time of the request ended"),
     ],
 )
-def test_files_that_could_not_be_read_are_named_in_the_message(outcome: ActionOutcome | None, reason: str) -> None:
+def test_files_that_could_not_be_read_are_named_in_the_message(outcome: ActionOutcome, reason: str) -> None:
     message = "cannot run 'sh'" if outcome is ActionOutcome.USER_ERROR else None
     partial = {f"{collect_action([PATH])['argv'][4]}/0": "YQ=="}
-    found = responded(None if outcome is None else settled(outcome, message=message, files=partial))
+    found = responded(settled(outcome, message=message, files=partial))
     assert found.run_result is not None
     assert (found.status, found.run_result.return_code, found.files) == ("Failed", 3, {})
     assert found.message.startswith("files with absolute paths were not returned: ")
@@ -54,8 +52,10 @@ def test_files_that_were_read_are_returned_without_a_message() -> None:
     assert (found.status, found.message, found.files) == ("Failed", "", {PATH: "YQ=="})
 
 
-def test_infrastructure_error_while_files_are_read_is_a_sandbox_error() -> None:
-    assert responded(settled(ActionOutcome.INFRA_ERROR)).status == "SandboxError"
+@pytest.mark.parametrize("outcome", [ActionOutcome.INFRA_ERROR, ActionOutcome.DEADLINE_IN_QUEUE])
+def test_failure_that_the_program_cannot_cause_is_a_sandbox_error(outcome: ActionOutcome) -> None:
+    found = responded(settled(outcome))
+    assert (found.status, found.message.startswith("the files were not read: ")) == ("SandboxError", True)
 
 
 def test_directory_of_copies_differs_between_requests() -> None:

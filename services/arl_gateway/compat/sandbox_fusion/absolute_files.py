@@ -81,11 +81,9 @@ def collected_files(action: Action | None, paths: list[str]) -> dict[str, str]:
 
 def missing_files_note(action: Action | None) -> str:
     """Return the sentence that says why files with absolute paths are missing; empty if `collect_action` succeeded."""
-    if action is not None and action.outcome is ActionOutcome.OK:
+    if action is None or action.outcome is ActionOutcome.OK:
         return ""
-    if action is None or action.outcome is ActionOutcome.DEADLINE_IN_QUEUE:
-        why = "the time of the request ended before they were read"
-    elif action.outcome is ActionOutcome.USER_TIMEOUT:
+    if action.outcome is ActionOutcome.USER_TIMEOUT:
         why = f"reading them took longer than {COLLECT_TIMEOUT_S} s"
     else:
         why = ": ".join(filter(None, (str(action.outcome), action.message or action.reason)))

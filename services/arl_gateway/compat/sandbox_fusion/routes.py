@@ -17,12 +17,10 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
-from arl_core.domain.states import ActionOutcome
+from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome
 from arl_gateway.blocking.code_runs import CodeRun, CodeRunner, CodeRunResult
 from arl_gateway.compat.blocking_score import ACTION_HEADER, json_response
 from arl_gateway.compat.sandbox_fusion.absolute_files import (
-    COLLECT_TIMEOUT_S,
-    PLACE_TIMEOUT_S,
     collect_action,
     collected_files,
     is_absolute,
@@ -155,11 +153,10 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
 
     If the program takes too long, the call returns 504 and the program continues; send the same request again to wait.
     Parameters in the query or in headers `tangram-…`: `task`, `trajectory`, `step`, `template`, `cpu` and `within`.
-    `within` is the number of seconds until a call gets 504. The default is 8 s longer than the program may take, plus
-    the time limits of the actions that write (10 s) and read (5 s) files with absolute paths.
+    `within` is the number of seconds until a call gets 504. The default is 8 s longer than the program may take.
     """
     asked = parse_target(request, RunCodeParams)
-    within_s = asked.within or _default_within_s(body)
+    within_s = asked.within or body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
     wanted = replace(
         _code_run_for(body, asked, deadline_s=CLIENT_TRIES * within_s + RETRY_PAUSES_S),
         key=await _resume_key(request, asked),
@@ -196,12 +193,6 @@ def response_for(code_result: CodeRunResult, body: RunCodeRequest) -> RunCodeRes
     if fetches := _absolute_fetches(body):
         _add_collected_files(reply, code_result, fetches)
     return reply
-
-
-def _default_within_s(body: RunCodeRequest) -> float:
-    within_s = body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
-    within_s += PLACE_TIMEOUT_S if _absolute_files(body) else 0
-    return within_s + (COLLECT_TIMEOUT_S if _absolute_fetches(body) else 0)
 
 
 async def _resume_key(request: Request, params: RunCodeParams) -> bytes:
@@ -299,8 +290,9 @@ def _copy_error(code_result: CodeRunResult) -> CommandRunResult | None:
     if place is not None and place.outcome is not ActionOutcome.OK:
         why = _command_result(place).stderr.strip()
         return CommandRunResult(status="Error", stderr=why or f"the files were not written: {place.outcome}")
-    if collect is not None and collect.outcome in (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED):
-        return _command_result(collect)
+    if collect is not None and collect.outcome in MASKED_OUTCOMES:
+        why = collect.message or collect.reason or str(collect.outcome)
+        return CommandRunResult(status="Error", stderr=f"the files were not read: {collect.outcome}: {why}")
     return None
 
 
