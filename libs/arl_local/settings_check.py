@@ -1,8 +1,11 @@
 """A check of the settings that the user gave to services, before anything starts."""
 
 import asyncio
+import os
+import signal
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 
 from arl_kit.child_process import spawn
 from arl_kit.settings import CHECK_SETTINGS, EXIT_BAD_SETTINGS
@@ -35,7 +38,8 @@ async def _problems(spec: ProcessSpec) -> list[str]:
     except subprocess.TimeoutExpired:
         return [f"{spec.name} did not check its settings within {_TIMEOUT_S:.0f} s"]
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with processes that it has started
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
     if process.returncode in (0, EXIT_BAD_SETTINGS):
         return lines if process.returncode else []

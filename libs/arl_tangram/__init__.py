@@ -18,7 +18,8 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Import all names at the first use of one. The command line handles Ctrl-C before it imports them."""
-        if name != "__all__" and (name.startswith("__") or find_spec(f"{__name__}.{name}") is not None):
+        is_public = name.isidentifier() and not name.startswith("__")
+        if name != "__all__" and (not is_public or find_spec(f"{__name__}.{name}") is not None):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")  # or it is a module of the package
         public = import_module(f"{__name__}.public")
         if name != "__all__" and name not in public.__all__:

@@ -82,7 +82,7 @@ class AttackProgram:
     """Statuses of requests that did not reach the attacked part of the gateway."""
 
     def fault(self, report: AttackReport) -> str | None:
-        """Return why the report is not one of an attack, or None."""
+        """Return the reason why the attack did not take place, or None."""
         failed = sum(report.responses[status] for status in self.failed_statuses)
         if report.sent - failed >= self.min_sent:
             return None
