@@ -25,6 +25,8 @@ class Metrics:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._scrape_hooks: list[ScrapeHook] = []
+        self._scrape_lock = asyncio.Lock()
+        """One scrape at a time: a hook of another must not change gauges that the thread is reading."""
         route = ("method", "route", "status")
         self._requests = self.counter("http_requests", "HTTP requests by method, route template and status", *route)
         self._metrics_by_labels: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
@@ -89,7 +91,8 @@ class Metrics:
 
     async def exposition(self) -> bytes:
         """Return the text that Prometheus scrapes."""
-        for refresh in self._scrape_hooks:
-            await refresh()
-        # Ten thousand series take 60 ms of CPU time, in which the event loop must serve requests.
-        return await asyncio.to_thread(generate_latest, self.registry)
+        async with self._scrape_lock:
+            for refresh in self._scrape_hooks:
+                await refresh()
+            # Ten thousand series take 60 ms of CPU time, in which the event loop must serve requests.
+            return await asyncio.to_thread(generate_latest, self.registry)

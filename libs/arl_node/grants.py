@@ -348,8 +348,7 @@ class GrantLifecycle(Generic[ReportT]):
         self._notifier.notify()
         runs = {each.fence: each for each in reports if each.fence in settled and each.outcome in COMPLETED_OUTCOMES}
         self.notify_freed([each for each in fences if each not in runs], requeued=requeued, runs=runs.values())
-        # The names of a new task are read for the metrics. Nothing waits for that.
-        await self._metrics.record_settled(rows, core_times, batch_size=len(reports))
+        self._metrics.record_settled(rows, core_times, batch_size=len(reports))
         await self._backend.acknowledge(fences)
 
     async def _update_gauges(self) -> None:

@@ -4,6 +4,7 @@ from arl_core.domain.model import Fence
 from arl_core.domain.states import ActionState
 from arl_kit.action_metrics import ActionMetrics, CoreTime, TaskLabels
 from arl_kit.metrics import SIZE_BUCKETS, Metrics
+from arl_store.queue_repository import names_of_own_tasks
 from arl_store.tx import PostgresStore, Row
 
 __all__ = ["ManagerMetrics"]
@@ -13,7 +14,7 @@ class ManagerMetrics:
     """The metrics of the grants of a node."""
 
     def __init__(self, metrics: Metrics, store: PostgresStore) -> None:
-        self._actions = ActionMetrics(metrics, TaskLabels(store))
+        self._actions = ActionMetrics(metrics, TaskLabels(store, names_of_own_tasks))
         self._requeued = metrics.counter(
             "attempts_requeued", "Attempts that ended in an infra_error and were re-queued"
         )
@@ -40,11 +41,11 @@ class ManagerMetrics:
             if (allocated_s := allocated_core_s(fence := Fence(row.id, row.grant_no))) > 0
         ]
 
-    async def record_settled(self, rows: Sequence[Row], core_times: Sequence[CoreTime], *, batch_size: int) -> None:
+    def record_settled(self, rows: Sequence[Row], core_times: Sequence[CoreTime], *, batch_size: int) -> None:
         """Count the rows that a batch of reports changed.
 
-        An attempt without a row had lost its fence; the service that took the fence counts it.
+        An attempt without a row had lost its fence; the service that took the fence counts it. This never waits.
         """
         self._settle_batch_size.observe(batch_size)
         self._requeued.inc(sum(row.state == ActionState.QUEUED for row in rows))
-        await self._actions.record(rows, core_times)
+        self._actions.record(rows, core_times)

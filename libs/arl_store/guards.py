@@ -23,8 +23,6 @@ _STATELESS_MANAGER_GRANTS = (
     " driver, capacity, topology, enforced, templates, services, endpoints, rates, registered_at) on nodes",
     "select, insert, update on node_beats",
     "select on node_roles",
-    "select (id, project_id, task) on queues",
-    "select (id, name) on projects",
 )
 """Grants of managers whose actions leave no state on the node. Policies restrict them to the node's own rows."""
 _OWN_NODES = "any (array(select n.id from nodes as n where n.db_role = session_user))"
@@ -38,9 +36,6 @@ _NODE_POLICIES = {
     # The policy of `actions` restricts what the subquery sees.
     "action_specs": "exists (select from actions as a where a.id = action_specs.id)",
     "action_results": "exists (select from actions as a where a.id = action_results.id)",
-    # Metrics have the names of tasks whose actions the node was granted.
-    "queues": "exists (select from actions as a where a.queue_id = queues.id)",
-    "projects": "exists (select from queues as q where q.project_id = projects.id)",
 }
 """Conditions on the rows that a node's role reads and writes, by table.
 
@@ -146,6 +141,7 @@ def grant_statements(database: str, role: ServiceRole) -> list[str]:
             else []
         ),
         *([f"grant execute on function has_unsettled_actions(uuid) to {name}"] if role is ServiceRole.CPU else []),
+        *([f"grant execute on function names_of_own_tasks(uuid[]) to {name}"] if role in MANAGER_ROLES else []),
     ]
 
 

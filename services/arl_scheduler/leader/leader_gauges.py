@@ -31,10 +31,11 @@ class LeaderGauges:
         self._metrics.allocated.set(index.allocation_count if index is not None else 0)
         self._metrics.stragglers.set(stragglers if index is not None else 0)
         self._metrics.classes.set(classes if index is not None else 0)
+        queues = index.queue_depths() if index is not None else {}
+        await self._task_labels.load(dict.fromkeys(queues))
+        # Cleared after the await, so that nothing reads the gauges while they are empty.
         self._metrics.depth.clear()
         self._metrics.oldest.clear()
-        queues = index.queue_depths() if index is not None else {}
-        await self._task_labels.load(queues)
         depths: Counter[tuple[str, str]] = Counter()
         oldest: dict[tuple[str, str], float] = {}
         for queue, (depth, submitted) in queues.items():

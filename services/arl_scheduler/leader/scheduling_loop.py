@@ -274,7 +274,7 @@ class SchedulingLoop:
                 await repository.mark_environments_lost(tx, lost_nodes, away_s=self._settings.environment_loss_after_s)
             rows = await repository.reclaim(tx, decisions) if decisions else ()
         reclaimed = frozenset(Fence(row.id, row.grant_no) for row in rows)
-        await self._action_metrics.record(rows, reclaimed_core_times(rows))
+        self._action_metrics.record(rows, reclaimed_core_times(rows))
         self._metrics.reclaimed.inc(len(reclaimed))
         log.warning("reclaimed %d attempts; the environments of nodes %s are lost", len(reclaimed), lost_nodes)
         requeued = {verdict.fence for verdict in decisions if verdict.requeue}
@@ -305,7 +305,7 @@ class SchedulingLoop:
         settled = frozenset(row.id for row in rows)
         index.drop_refused(settled)
         self._traces.mark_finished(settled)
-        await self._action_metrics.record(rows)
+        self._action_metrics.record(rows)
         if settled:
             self._notifier.notify()
         return settled

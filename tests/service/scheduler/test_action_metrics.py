@@ -1,6 +1,7 @@
 """Test that the leader counts each action that it settles, also those that it reclaims from a lost node."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from uuid import UUID
 
 import pytest_asyncio
@@ -45,6 +46,9 @@ async def test_reclaimed_action_is_counted_with_its_cores_only_if_it_settles(row
         await rows.until_state(again, "queued")
         value = metrics.registry.get_sample_value
         await eventually(lambda: value("tangram_attempts_reclaimed_total") == 2)
+        for task in ("retries-0", "retries-1"):
+            counted = partial(value, "tangram_allocated_core_seconds_total", EXEC | {"task": task})
+            await eventually(lambda counted=counted: counted() is not None)
     without, having = EXEC | {"task": "retries-0"}, EXEC | {"task": "retries-1"}
     ended = {"outcome": "infra_error", "reason": "node_lost"}
     assert value("tangram_actions_settled_total", without | ended) == 1
@@ -63,8 +67,11 @@ async def test_action_cancelled_or_late_in_the_queue_is_counted_with_its_queuein
     async with leading(rows, metrics=metrics):
         await rows.until_state(cancelled, "settled")
         await rows.until_state(late, "settled")
-    # The leader counts after the commit, and it ends its iteration before it stops.
-    value = metrics.registry.get_sample_value
+        # The leader counts after the commit and after it has read the names.
+        value = metrics.registry.get_sample_value
+        for task in ("cancels", "late"):
+            counted = partial(value, "tangram_action_queueing_seconds_count", EXEC | {"task": task})
+            await eventually(lambda counted=counted: counted() == 1)
     for task, outcome in (("cancels", "cancelled"), ("late", "deadline_in_queue")):
         labels = EXEC | {"task": task}
         assert value("tangram_actions_settled_total", labels | {"outcome": outcome, "reason": ""}) == 1

@@ -121,16 +121,58 @@ class TestReads:
             await system.stolen.fetch(f"select * from {table}")
 
     async def test_node_reads_the_names_of_its_own_tasks_only(self, system: TwoNodes) -> None:
-        """Metrics have the name of a task, and a task that has granted the node nothing is none of its business."""
+        """A node proves with an action that was granted to it that it may read the name of the task."""
+        names = "select id, project, task from names_of_own_tasks($1)"
         queue = await system.rows.queue_of("task-of-b")
         other = await system.rows.action(queue_id=queue, state="running", node_id=system.other_node)
+        queued = await system.rows.action(queue_id=queue)
         own = (await system.rows.of(system.own_action))["queue_id"]
         try:
-            found = await system.stolen.fetch("select id, task from queues")
-            assert [row["id"] for row in found] == [own]
-            assert await system.stolen.fetchval("select count(name) from projects") == 1
+            for prelude in ("reset role", f"set role {await _kind_role(system)}"):
+                await system.stolen.execute(prelude)
+                found = await system.stolen.fetch(names, [system.own_action, other, queued, uuid4()])
+                assert [row["id"] for row in found] == [own]
+                assert await system.stolen.fetch(names, [other, queued]) == []
         finally:
-            await system.rows.unguarded("delete from actions where id = $1", other)
+            await system.stolen.execute("reset role")
+            await system.rows.unguarded("delete from actions where id = any($1)", [other, queued])
+
+    async def test_node_reads_the_name_of_a_task_whose_attempt_was_granted_again_elsewhere(
+        self, system: TwoNodes
+    ) -> None:
+        queue = await system.rows.queue_of("task-of-both")
+        moved = await system.rows.action(queue_id=queue, state="running", node_id=system.own_node, grant_no=1)
+        try:
+            await system.rows.unguarded(
+                "insert into attempts (id, grant_no, node_id, granted_at) values ($1, 1, $2, now())",
+                moved,
+                system.own_node,
+            )
+            await system.rows.unguarded("update actions set node_id = $2 where id = $1", moved, system.other_node)
+            found = await system.stolen.fetch("select task from names_of_own_tasks($1)", [moved])
+            assert [row["task"] for row in found] == ["task-of-both"]
+        finally:
+            await system.rows.unguarded("delete from attempts where id = $1", moved)
+            await system.rows.unguarded("delete from actions where id = $1", moved)
+
+    async def test_names_of_own_tasks_are_found_without_a_scan_of_the_settled_actions(self, system: TwoNodes) -> None:
+        """The rows that the statement reads are counted, so the load of the machine does not matter."""
+        marker = await system.rows.queue_of("many")
+        await system.rows.unguarded(
+            "insert into actions (id, project_id, queue_id, kind, state, outcome, settled_at)"
+            " select gen_random_uuid(), 1, $1, 'exec', 'settled', 'ok', now() from generate_series(1, 5000)",
+            marker,
+        )
+        connection = await asyncpg.connect(system.rows.owner_url)
+        reads = "select coalesce(sum(seq_tup_read), 0) from pg_stat_xact_user_tables where relname like 'actions%'"
+        try:
+            async with connection.transaction():
+                before = await connection.fetchval(reads)
+                await connection.fetch("select * from names_of_own_tasks($1)", [system.own_action])
+                assert await connection.fetchval(reads) - before < 5000
+        finally:
+            await connection.close()
+            await system.rows.unguarded("delete from actions where queue_id = $1", marker)
 
     async def test_function_with_side_effects_in_a_filter_sees_only_own_rows(self, system: TwoNodes) -> None:
         """A filter that reports its input must not run before the policy."""
