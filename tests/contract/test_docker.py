@@ -99,7 +99,9 @@ class TestDockerfile:
         lines = parser.parse_file(str(DOCKER / "Dockerfile"))
         by_verb = [(line.cmd.lower(), line.value, line.flags) for line in lines]
         stages = {value[2] for verb, value, _ in by_verb if verb == "from" and len(value) == 3}
-        froms = [value[0] for verb, value, _ in by_verb if verb == "from" and value[0] not in stages]
+        arguments = dict(value[0].split("=", 1) for verb, value, _ in by_verb if verb == "arg")
+        bases = [value[0] for verb, value, _ in by_verb if verb == "from" and value[0] not in stages]
+        froms = [arguments[base.strip("${}")] if base.startswith("$") else base for base in bases]
         assert all(re.search(r":\d+\.\d+\.\d+", image) for image in froms)
         copied = [flag.removeprefix("--from=") for verb, _, flags in by_verb if verb == "copy" for flag in flags]
         assert set(copied) <= stages
