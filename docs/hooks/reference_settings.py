@@ -32,8 +32,8 @@ Every process reads its settings from environment variables when it starts, and 
 lower case.
 
 Set a variable with ✓ in the column **up** in the environment of `tangram up`. It passes the variable to the process.
-Before it starts anything, `tangram up` lets every process check the variables that you set. If one is wrong, it names
-each of them with its value and what is allowed, and ends with code 2.
+Before it starts anything, `tangram up` lets every process check the variables that you set. It names each wrong
+variable and what is allowed, and ends with code 2. It shows the value unless that may be secret.
 `tangram up` sets the other variables itself; you need them only for a process that you start yourself, see
 [Install](../operate/install.md). A list or an object is JSON.
 """
