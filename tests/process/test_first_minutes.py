@@ -93,6 +93,7 @@ class TestQuickstart:
         assert too_wide([line for line in done.stdout.splitlines() if line != claim]) == []
         assert list(temporary_files.iterdir()) == []
 
+    @pytest.mark.slow
     def test_terminal_output_shows_each_agent_in_80_columns(
         self, environment: dict[str, str], temporary_files: Path, tmp_path: Path
     ) -> None:
@@ -123,6 +124,7 @@ class TestQuickstart:
 
 
 class TestDemo:
+    @pytest.mark.slow
     def test_piped_demo_prints_progress_a_table_and_the_claim_last(
         self, environment: dict[str, str], two_problems: Path, tmp_path: Path
     ) -> None:

@@ -191,6 +191,7 @@ class TestDown:
 
 
 class TestStatus:
+    @pytest.mark.slow
     async def test_stopped_process_is_unready_until_it_answers_again(self, ready: Machine) -> None:
         def state() -> str:
             return str(ready.state.processes()["processes"]["gateway"]["state"])

@@ -77,6 +77,7 @@ async def archive(answered: threading.Event) -> AsyncIterator[bytes]:
         yield bytes(1 << 16)
 
 
+@pytest.mark.slow
 async def test_refusal_during_an_upload_reaches_the_sender() -> None:
     answered = threading.Event()
     peers = ServiceClient(TokenIssuer("gateway", TOKEN))
