@@ -21,7 +21,7 @@ from arl_kit.http_server.request_envelope import TRACEPARENT_KEY, RequestEnvelop
 from arl_kit.metrics import CONTENT_TYPE, Metrics
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import current_traceparent, trace_id_of
-from arl_store.tx import PoolBusy, PostgresStore, is_temporary
+from arl_store.tx import FULL_DISK_S, PoolBusy, PostgresStore, is_temporary
 from arl_wire.errors import (
     BadRequest,
     DatabaseDiskFull,
@@ -70,7 +70,6 @@ CONNECTION_ERRORS = (
 """Exceptions that a lost database connection may raise; `is_temporary` decides for each of them."""
 _DATABASE_UNREACHABLE = "the database is not reachable"
 _DISK_FULL = "the disk of the database is full; free space there, then try again"
-_UNREADY_AFTER_FULL_DISK_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +240,7 @@ class _FullDisk:
         self._seen_at: float | None = None
 
     def is_recent(self) -> bool:
-        return self._seen_at is not None and time.monotonic() - self._seen_at < _UNREADY_AFTER_FULL_DISK_S
+        return self._seen_at is not None and time.monotonic() - self._seen_at < FULL_DISK_S
 
     async def on_tangram_error(self, request: Request, error: Exception) -> Response:
         """Return the problem of the error, which another service may have sent."""

@@ -16,7 +16,17 @@ from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.sql.compiler import SQLCompiler
 
-__all__ = ["PoolBusy", "PostgresStore", "ReadTx", "Row", "WriteTx", "engine_for", "is_temporary", "open_store"]
+__all__ = [
+    "FULL_DISK_S",
+    "PoolBusy",
+    "PostgresStore",
+    "ReadTx",
+    "Row",
+    "WriteTx",
+    "engine_for",
+    "is_temporary",
+    "open_store",
+]
 
 Parameters = Mapping[str, Any]
 CLIENT_MARGIN_S = 5.0

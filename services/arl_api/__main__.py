@@ -3,7 +3,7 @@ from arl_kit.settings import load_settings
 
 if __name__ == "__main__":
     settings = load_settings(ApiSettings)
-    # Imports take most of the time of a check, which ends before them.
+    # A settings check ends above. These imports would take most of its time.
     from arl_api.app import build
     from arl_kit.http_server.server import serve
 

@@ -17,7 +17,7 @@ if __name__ == "__main__":
     settings = load_settings(GpuSettings, find_problems=lambda given: function_problems(given.reward_functions))
     if settings.reward_functions:
         _check_functions()
-    # Imports take most of the time of a check, which ends before them.
+    # A settings check ends above. These imports would take most of its time.
     from arl_gpu.app import build
     from arl_kit.http_server.server import serve
 

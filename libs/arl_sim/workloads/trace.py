@@ -61,7 +61,7 @@ class RecordedAction:
     """
     priority: int = 0
     deadline_s: float | None = None
-    """Seconds from its submission within which it had to end; None without a deadline."""
+    """Seconds from its submission within which it had to start; None without a deadline."""
     resizable: str = ResizeSupport.ANY
     """A value of `ResizeSupport`."""
 
@@ -207,7 +207,8 @@ def _parse_tasks(tasks: Any) -> dict[str, RecordedTask]:
     try:
         found = {task: RecordedTask(**fields) for task, fields in tasks.items()}
         for each in found.values():
-            if each.weight <= 0 or any(most < 1 for most in (each.running or 1, *each.resources.values())):
+            quotas = [most for most in (each.running, *each.resources.values()) if most is not None]
+            if each.weight <= 0 or any(most < 1 for most in quotas):
                 raise TypeError("a weight or a quota is not positive")
     except (AttributeError, TypeError) as wrong:
         raise TraceError(f"line 1: {wrong}") from None

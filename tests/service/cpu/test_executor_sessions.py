@@ -1,4 +1,4 @@
-"""Test sessions: shell state between commands, command outcomes, timeouts and session ends."""
+"""Test sessions: shell state between commands, command outcomes and timeouts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,6 @@ from support.sandbox import Bench, a_bench, a_command, sandboxes
 from support.shell import Shell
 
 REAL = ("unsafe-local", *sandboxes(slow=("landlock",)))
-KILLED = 9
 
 
 @pytest.fixture(scope="module", params=REAL)

@@ -195,6 +195,10 @@ def test_action_that_fits_no_node_is_rejected_before_simulation() -> None:
         ([*trace_lines(RecordedTrace([])), "[]"], "line 2 is no object"),
         ([*trace_lines(RecordedTrace([])), "{}"], "line 2"),
         (['{"format": "tangram-trace", "version": 3, "tasks": {"t": {"weight": 0}}}'], "line 1: a weight"),
+        (
+            ['{"format": "tangram-trace", "version": 3, "tasks": {"t": {"weight": 1, "running": 0}}}'],
+            "line 1: a weight",
+        ),
         (['{"format": "tangram-trace", "version": 3, "tasks": {"t": {"wait": 1}}}'], "line 1"),
     ],
 )
