@@ -36,8 +36,10 @@ async def run_demo(
         on_rollout(rollout)
         return rollout
 
-    rollouts = await asyncio.gather(*(one(plan) for plan in plans))
-    return list(rollouts), time.monotonic() - begun
+    # Unlike `gather`, a group that is cancelled waits until every rollout has ended its environment.
+    async with asyncio.TaskGroup() as group:
+        rollouts = [group.create_task(one(plan)) for plan in plans]
+    return [rollout.result() for rollout in rollouts], time.monotonic() - begun
 
 
 async def _reward_services(client: AsyncTangram) -> dict[str, str]:

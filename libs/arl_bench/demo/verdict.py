@@ -96,7 +96,12 @@ class SolutionJudge:
             kind: score_action(service, [items[kind]], task=self._task, trajectory=trajectory, retries=2)
             for kind, service in self._services.items()
         }
-        actions = await asyncio.gather(*(self._client.run(action) for action in asked.values()))
+        # With `return_exceptions`, a cancelled call waits until every score is cancelled.
+        settled = await asyncio.gather(*map(self._client.run, asked.values()), return_exceptions=True)
+        for each in settled:
+            if isinstance(each, BaseException):
+                raise each
+        actions = [each for each in settled if isinstance(each, Action)]
         found = {
             kind: score
             for kind, action in zip(asked, actions, strict=True)
