@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from arl_local.postgres.postgres_paths import PostgresPaths
 from arl_tangram import Action, ActionOutcome, Tangram
 from support.machine import Machine, a_machine
 
@@ -47,11 +48,9 @@ def printed(action: Action) -> str:
 class TestAccess:
     def test_action_cannot_connect_to_services_or_postgres(self, machine: Machine, tangram: Tangram) -> None:
         ports = [urlsplit(url).port for url in machine.status()["endpoints"].values()]
-        sockets = [
-            str(path) for path in (*Path("/var/lib/tangram").rglob(".s.PGSQL*"), *machine.directory.rglob("*.sock"))
-        ]
-        sockets += [str(path) for path in machine.directory.rglob(".s.PGSQL*")]
-        assert sockets
+        postgres = PostgresPaths.for_state_dir(machine.directory).sockets
+        sockets = [str(path) for path in (*postgres.glob(".s.PGSQL.*"), *machine.directory.rglob("*.sock"))]
+        assert any("PGSQL" in path for path in sockets), "Postgres listens"
         code = f"""
 import socket
 reached = []
