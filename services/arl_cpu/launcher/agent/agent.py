@@ -35,7 +35,7 @@ from arl_cpu.launcher.agent.process_spawn import spawn_by_fork, spawn_process, s
 from arl_cpu.launcher.files import workspace
 from arl_cpu.launcher.isolation.isolation import AgentSetup, Isolation, TemplateLayers
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
-from arl_cpu.launcher.linux.processes import signal_each
+from arl_cpu.launcher.linux.processes import resume, signal_each
 
 __all__ = ["run_agent"]
 
@@ -212,6 +212,7 @@ class _SandboxAgent:
         if request.mode != "watch" and len(action.earlier_processes) >= self._setup.pids:
             self._end_leftovers(action)
         if not self._setup.has_cgroup:
+            resume(action.earlier_processes)
             self._isolation.signal_all(signal.SIGCONT)
         try:
             if request.mode == "source":
@@ -367,6 +368,7 @@ class _SandboxAgent:
             self._isolation.signal_all(signal.SIGKILL)
         if action.request.mode == "watch" and not self._setup.has_cgroup:
             # earlier processes, such as the shell, must report how the command ended
+            resume(action.earlier_processes)
             self._isolation.signal_all(signal.SIGCONT)
 
     def _check_limits(self, action: AgentAction) -> None:

@@ -1,6 +1,7 @@
 """Processes according to /proc. A pid may be reused; with its start time it identifies one process permanently."""
 
 import os
+import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ __all__ = [
     "all_processes",
     "descendants",
     "pin_to_cores",
+    "resume",
     "signal_each",
     "signal_until_gone",
 ]
@@ -140,6 +142,12 @@ def signal_each(processes: list[ProcessInfo], signal_number: int) -> None:
             os.kill(process.pid, signal_number)
         except ProcessLookupError:
             continue
+
+
+def resume(processes: Iterable[ProcessInfo]) -> None:
+    """Continue stopped processes, children first: a shell that runs before its jobs do takes them for stopped."""
+    children_first = sorted(processes, key=lambda process: (process.start_time, process.pid), reverse=True)
+    signal_each(children_first, signal.SIGCONT)
 
 
 def _threads(process: ProcessInfo) -> list[int]:
