@@ -5,7 +5,7 @@ They belong to the service's app, so that its envelope and its problem responses
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -18,18 +18,32 @@ from arl_kit.http_server.body_streaming import RequestBodyDrainer
 from arl_kit.settings import ServiceSettings
 from arl_wire.errors import Unauthenticated
 
-__all__ = ["InternalApi", "cancel_on_disconnect", "mount_internal_apis"]
+__all__ = ["InternalApi", "JoinedCallers", "cancel_on_disconnect", "mount_internal_apis"]
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 ResponseT = TypeVar("ResponseT")
 
 
+class JoinedCallers(Protocol):
+    """The nodes with credentials of their own. The name of such a caller is its kind, an `@` and its credential id."""
+
+    def key_of(self, caller: str) -> str | None:
+        """Return the key of the caller's tokens for this receiver, or None if the name is not that of a node."""
+
+    async def is_active(self, caller: str) -> bool:
+        """Return True if the node still has its credentials."""
+
+
 class InternalApi:
     """The routes of a service that only `callers` may use; each caller signs tokens with a separate key."""
 
-    def __init__(self, settings: ServiceSettings, *callers: str, audience: str) -> None:
-        self._verifier = settings.token_verifier(audience)
+    def __init__(
+        self, settings: ServiceSettings, *callers: str, audience: str, joined: JoinedCallers | None = None
+    ) -> None:
+        """Create an API. `joined` admits nodes with credentials of their own; without it they are refused."""
+        self._verifier = settings.token_verifier(audience, joined.key_of if joined is not None else None)
         self._allowed_callers = frozenset(callers)
+        self._joined = joined
         self.routes: list[Route] = []
 
     def add_route(
@@ -60,19 +74,22 @@ class InternalApi:
         async def checked(request: Request) -> Response:
             """Check the caller, then run the handler."""
             request.scope["route"] = route
-            self._check_caller(request)
+            await self._check_caller(request)
             return await handler(request)
 
         route = Route(path, checked, methods=["POST"])
         route.app = RequestBodyDrainer(route.app)
         self.routes.append(route)
 
-    def _check_caller(self, request: Request) -> str:
+    async def _check_caller(self, request: Request) -> str:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         caller = self._verifier.caller_of(token) if scheme.lower() == "bearer" else None
-        if caller is None or caller not in self._allowed_callers:
+        kind, at, _ = (caller or "").partition("@")
+        if caller is None or kind not in self._allowed_callers:
             raise Unauthenticated("this route accepts only other services of this installation")
-        return caller
+        if at and (self._joined is None or not await self._joined.is_active(caller)):
+            raise Unauthenticated("this node was removed; join it again with a new token")
+        return kind
 
 
 class _HopRoute(FastRoute):
@@ -81,14 +98,14 @@ class _HopRoute(FastRoute):
         path: str,
         endpoint: Callable[..., Awaitable[Response]],
         body: type[BaseModel],
-        check: Callable[[Request], str],
+        check: Callable[[Request], Awaitable[str]],
     ) -> None:
         self._body, self._check = body, check
         super().__init__(path, endpoint, methods=["POST"], response_model=None, include_in_schema=False)
 
     async def admit(self, request: Request, response: Response) -> str:
         """Return the calling service. Raises `Unauthenticated`."""
-        return self._check(request)
+        return await self._check(request)
 
     def model(self) -> type[BaseModel]:
         """Return the class of the body."""

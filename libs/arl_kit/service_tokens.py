@@ -13,6 +13,8 @@ __all__ = [
     "TOKEN_LIFETIME_S",
     "TokenIssuer",
     "TokenVerifier",
+    "joined_caller",
+    "joined_service_token",
     "node_audience",
     "pairwise_key",
 ]
@@ -22,6 +24,7 @@ TOKEN_LIFETIME_S = 120
 CLOCK_TOLERANCE_S = 60
 """Seconds by which the clocks of two machines may differ."""
 _KEY_LABEL, _TOKEN_LABEL = "tangram.service-key.1", "tangram.service-token.1"
+_NODE_LABEL = "tangram.node-token.1"
 
 Clock = Callable[[], float]
 
@@ -29,6 +32,16 @@ Clock = Callable[[], float]
 def node_audience(node_name: str) -> str:
     """Return the audience of the manager of a node."""
     return f"node/{node_name}"
+
+
+def joined_caller(kind: str, credential_id: str) -> str:
+    """Return the name in the tokens of a node that joined with credentials of its own."""
+    return f"{kind}@{credential_id}"
+
+
+def joined_service_token(node_token_master: str, credential_id: str) -> str:
+    """Return the secret of a node that joined. The receivers of its tokens derive it as well."""
+    return _signature(node_token_master, f"{_NODE_LABEL}\n{credential_id}")
 
 
 def pairwise_key(service_token: str, audience: str) -> str:
@@ -64,9 +77,18 @@ class TokenIssuer:
 class TokenVerifier:
     """The check of tokens for one audience. It holds the pairwise keys of the permitted callers by name."""
 
-    def __init__(self, audience: str, caller_keys: Mapping[str, str], *, clock: Clock = time.time) -> None:
+    def __init__(
+        self,
+        audience: str,
+        caller_keys: Mapping[str, str],
+        *,
+        derive_key: Callable[[str], str | None] | None = None,
+        clock: Clock = time.time,
+    ) -> None:
+        """Create a check. `derive_key` returns the key of a caller that `caller_keys` does not have, or None."""
         self._audience = audience
         self._caller_keys = caller_keys
+        self._derive_key = derive_key
         self._clock = clock
 
     def caller_of(self, token: str) -> str | None:
@@ -74,6 +96,8 @@ class TokenVerifier:
         caller, _, rest = token.partition(".")
         expiry, _, signature = rest.partition(".")
         key = self._caller_keys.get(caller)
+        if key is None and self._derive_key is not None:
+            key = self._derive_key(caller)
         if key is None or not (expiry.isascii() and expiry.isdigit() and len(expiry) <= 12 and signature.isascii()):
             return None
         expires_at, now = int(expiry), self._clock()

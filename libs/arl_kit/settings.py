@@ -72,9 +72,10 @@ class ServiceSettings(BaseSettings):
         """Return the issuer of this service's tokens; `caller` is its name."""
         return TokenIssuer(caller, self.service_token.get_secret_value())
 
-    def token_verifier(self, audience: str) -> TokenVerifier:
-        """Return the check of tokens of this service's callers."""
-        return TokenVerifier(audience, {name: key.get_secret_value() for name, key in self.caller_keys.items()})
+    def token_verifier(self, audience: str, derive_key: Callable[[str], str | None] | None = None) -> TokenVerifier:
+        """Return the check of tokens of this service's callers. `derive_key` is that of `TokenVerifier`."""
+        keys = {name: key.get_secret_value() for name, key in self.caller_keys.items()}
+        return TokenVerifier(audience, keys, derive_key=derive_key)
 
 
 def load_settings(

@@ -5,10 +5,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
-from arl_kit.service_tokens import node_audience, pairwise_key
+from arl_kit.service_tokens import joined_service_token, node_audience, pairwise_key
 from arl_local.state_dir import StateDir
 
-__all__ = ["ALLOWED_CALLERS", "NODE_KINDS", "NodeIdentity", "service_secrets"]
+__all__ = [
+    "ALLOWED_CALLERS",
+    "NODE_KINDS",
+    "NodeIdentity",
+    "joined_node_secrets",
+    "node_token_master",
+    "service_secrets",
+]
 
 ALLOWED_CALLERS = {
     "admission": ("gateway",),
@@ -37,10 +44,26 @@ class NodeIdentity:
 def service_secrets(state: StateDir, service: str, *, node_name: str | None = None) -> dict[str, str]:
     """Return the secret settings of a service by name, without its database URL. A manager needs its node's name."""
     audience = service if node_name is None else node_audience(node_name)
+    master = {"node_token_master": node_token_master(state)} if service == "scheduler" else {}
     return {
+        **master,
         "service_token": state.secret("tokens", service),
         "caller_keys": json.dumps(_caller_keys(state, ALLOWED_CALLERS[service], audience)),
         "metrics_token_hash": sha256(state.metrics_token().encode()).hexdigest(),
+    }
+
+
+def node_token_master(state: StateDir) -> str:
+    """Return the secret from which the secrets of joined nodes are derived. The first call creates it."""
+    return state.secret("tokens", "nodes")
+
+
+def joined_node_secrets(state: StateDir, node: NodeIdentity, credential_id: str) -> dict[str, str]:
+    """Return the secret settings of a manager that joins. Its own secret is none of another node."""
+    return {
+        **service_secrets(state, node.kind, node_name=node.name),
+        "service_token": joined_service_token(node_token_master(state), credential_id),
+        "credential_id": credential_id,
     }
 
 

@@ -9,7 +9,8 @@ from arl_local.process_plan import SERVICES
 from arl_local.state_dir import StateDir
 from arl_local.supervisor import ProcessSpec
 from arl_store.files import replace_file
-from arl_store.migrate import NodeLogin, can_create_roles, ensure_api_key, node_role_url, role_url, upgrade
+from arl_store.logins import NodeLogin, node_role_url, role_url
+from arl_store.migrate import can_create_roles, ensure_api_key, upgrade
 
 __all__ = ["ensure_embedded_database", "postgres_spec", "provision_database"]
 

@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 
-from arl_kit.service_tokens import node_audience
+from arl_kit.service_tokens import TokenIssuer, joined_caller, node_audience
 from arl_kit.settings import ServiceSettings
 
 __all__ = ["ManagerSettings", "UpstreamKey", "UpstreamUrl"]
@@ -43,6 +43,11 @@ WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - not addresses that a 
 class ManagerSettings(ServiceSettings):
     """The settings of every node manager."""
 
+    credential_id: str | None = Field(
+        default=None,
+        pattern="^[0-9a-z]{1,64}$",
+        description="Id of the credentials of a node that joined. Absent: the node has the secret of its kind",
+    )
     scheduler_url: str = Field(description="Base URL of the scheduler, which is notified of freed resources")
     node_name: str = Field(
         default_factory=socket.gethostname, min_length=1, max_length=128, description="Name of the node; it is unique"
@@ -64,6 +69,10 @@ class ManagerSettings(ServiceSettings):
                 f"TANGRAM_HOST={self.host} needs TANGRAM_ADVERTISE_URL, the node's address for other services"
             )
         return self
+
+    def token_issuer(self, caller: str) -> TokenIssuer:
+        """Return the issuer of this manager's tokens; `caller` is its kind."""
+        return super().token_issuer(caller if self.credential_id is None else joined_caller(caller, self.credential_id))
 
     @property
     def audience(self) -> str:

@@ -52,6 +52,8 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "insert, update on api_keys",
         "insert on projects",
         "insert on audit_log",
+        "select, update (used_at, claim_hash, used_from) on join_tokens",
+        "select (kind, node_name, pool) on node_roles",
     ),
     ServiceRole.ADMISSION: (
         *(f"select on {table}" for table in _SERVICE_READS if table != "action_results"),
@@ -76,6 +78,7 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
     ),
     ServiceRole.SCHEDULER: (
         *(f"select on {table}" for table in (*_SERVICE_READS, "leader_term", "leader_lease", "class_estimates")),
+        "select (credential_id, kind) on node_roles",
         "update (state, outcome, reason, grant_no, node_id, node_epoch, environment_id, amounts, amounts_seq,"
         " failures, admitted_xid, granted_at, started_at, settled_at) on actions",
         "update (lost_at, end_reason, changed_xid) on environments",
@@ -136,7 +139,10 @@ def grant_statements(database: str, role: ServiceRole) -> list[str]:
         *(f"grant {what} to {name}" for what in GRANTS[role]),
         f"grant execute on function ensure_partitions(date, int) to {name}",
         *(
-            [f"grant execute on function drop_empty_partitions(timestamptz) to {name}"]
+            [
+                f"grant execute on function drop_empty_partitions(timestamptz) to {name}",
+                f"grant execute on function revoke_node(bigint) to {name}",
+            ]
             if role is ServiceRole.ADMISSION
             else []
         ),

@@ -1,15 +1,10 @@
 """Migration of a database to this version: tables by alembic, then roles, grants and the trigger."""
 
 import asyncio
-import hmac
 import logging
-import secrets
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import pbkdf2_hmac, sha256
+from hashlib import sha256
 from pathlib import Path
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from alembic import command
 from alembic.config import Config
@@ -19,25 +14,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from arl_core.domain.states import ServiceRole
-from arl_store.guards import edge_trigger_statements, grant_statements, node_role_name, policies, role_name
+from arl_store.guards import edge_trigger_statements, grant_statements, policies, role_name
 from arl_store.installation_repository import claim_database
+from arl_store.logins import NodeLogin, ensure_node_login, ensure_role
 from arl_store.tx import engine_for
 
-__all__ = [
-    "MINIMUM_SERVER",
-    "NodeLogin",
-    "can_create_roles",
-    "ensure_api_key",
-    "node_role_url",
-    "role_url",
-    "upgrade",
-]
+__all__ = ["MINIMUM_SERVER", "can_create_roles", "ensure_api_key", "upgrade"]
 
 MINIMUM_SERVER = 150000
 PARTITIONS_AHEAD = 7
-SCRAM_ITERATIONS = 4096
-MAX_ROLE_BYTES = 63
-"""Postgres cuts longer names, so that two roles could become one."""
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +39,6 @@ SELECT_SERVER = text("""
 """)
 CAN_CREATE_ROLES = text("select rolsuper or rolcreaterole from pg_roles where rolname = current_user")
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
-SELECT_ROLE = text("select 1 from pg_roles where rolname = :name")
-BIND_ROLE = text("""
-    insert into node_roles (role, kind, node_name)
-    values (:role, :kind, :name)
-        on conflict (role) do update
-       set kind = excluded.kind, node_name = excluded.node_name
-""")
 ASSIGN_NODES = text("""
     with owned as (
         select n.id, coalesce(r.role, :database || '_' || n.kind) as role
@@ -84,19 +62,6 @@ INSERT_KEY = text("""
     select id, :prefix, :hash, '{actions:write,admin:*}' from projects where name = :project
         on conflict (hash) do nothing
 """)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLogin:
-    """The database login of one node."""
-
-    kind: str
-    node_name: str
-    password: str
-
-    def role(self, database: str) -> str:
-        """Return the name of the node's role."""
-        return node_role_name(database, ServiceRole(self.kind), self.node_name)
 
 
 async def upgrade(
@@ -131,16 +96,6 @@ async def upgrade(
         await engine.dispose()
 
 
-def role_url(owner_url: str, service: str, password: str) -> str:
-    """Return the URL with which `service` connects under its role."""
-    return _login_url(owner_url, role_name(_database_of(owner_url), ServiceRole(service)), password)
-
-
-def node_role_url(owner_url: str, node: NodeLogin) -> str:
-    """Return the URL with which a node connects under its own role."""
-    return _login_url(owner_url, node.role(_database_of(owner_url)), node.password)
-
-
 async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
     """Make `key` valid for `project`. Creates the project if it is missing."""
     engine = engine_for(owner_url)
@@ -162,16 +117,6 @@ async def can_create_roles(owner_url: str) -> bool:
             return bool((await connection.execute(CAN_CREATE_ROLES)).scalar())
     finally:
         await engine.dispose()
-
-
-def _database_of(url: str) -> str:
-    return urlsplit(url).path.lstrip("/")
-
-
-def _login_url(owner_url: str, user: str, password: str) -> str:
-    parts = urlsplit(owner_url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{quote(user)}:{quote(password, safe='')}@{host}"))
 
 
 async def _upgrade_locked(
@@ -199,7 +144,7 @@ async def _upgrade_locked(
 
 async def _ensure_roles(connection: AsyncConnection, database: str, passwords: Mapping[str, str]) -> None:
     for role in ServiceRole:
-        await _ensure_role(connection, role_name(database, role), passwords.get(role.value))
+        await ensure_role(connection, role_name(database, role), passwords.get(role.value))
         for statement in grant_statements(database, role):
             await connection.exec_driver_sql(statement)
 
@@ -207,10 +152,7 @@ async def _ensure_roles(connection: AsyncConnection, database: str, passwords: M
 async def _ensure_node_roles(connection: AsyncConnection, database: str, nodes: Sequence[NodeLogin]) -> None:
     """Create the nodes' roles and the policies, and make each row of `nodes` the property of its role."""
     for node in nodes:
-        name = node.role(database)
-        await _ensure_role(connection, name, node.password)
-        await connection.exec_driver_sql(f'grant "{role_name(database, ServiceRole(node.kind))}" to "{name}"')
-        await connection.execute(BIND_ROLE, {"role": name, "kind": node.kind, "name": node.node_name})
+        await ensure_node_login(connection, database, node)
     await connection.execute(ASSIGN_NODES, {"database": database})
     wanted = policies(database)
     known = {(row.table_name, row.name) for row in await connection.execute(SELECT_POLICIES)}
@@ -218,29 +160,6 @@ async def _ensure_node_roles(connection: AsyncConnection, database: str, nodes: 
         await connection.exec_driver_sql(f'drop policy "{name}" on "{table}"')
     for policy in sorted(wanted.keys() - known):
         await connection.exec_driver_sql(wanted[policy])
-
-
-async def _ensure_role(connection: AsyncConnection, name: str, password: str | None) -> None:
-    """Create the role or change its password. Without a password it cannot log in."""
-    if len(name.encode()) > MAX_ROLE_BYTES:
-        raise RuntimeError(f"the role name {name} is too long for Postgres; use a database with a shorter name")
-    known = (await connection.execute(SELECT_ROLE, {"name": name})).first()
-    rights = f"login password '{scram_verifier(password)}'" if password is not None else "nologin"
-    await connection.exec_driver_sql(f'{"alter" if known else "create"} role "{name}" {rights}')
-
-
-def scram_verifier(password: str) -> str:
-    """Return the verifier that Postgres stores for a password (RFC 5802, RFC 7677).
-
-    It keeps the password out of statements and logs. The passwords are ours and plain ASCII, for which SASLprep changes
-    nothing.
-    """
-    salt = secrets.token_bytes(16)
-    salted = pbkdf2_hmac("sha256", password.encode(), salt, SCRAM_ITERATIONS)
-    stored = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
-    server = hmac.digest(salted, b"Server Key", "sha256")
-    encoded = (b64encode(part).decode() for part in (salt, stored, server))
-    return "SCRAM-SHA-256${}:{}${}:{}".format(SCRAM_ITERATIONS, *encoded)
 
 
 def _run_alembic(connection: Connection) -> None:

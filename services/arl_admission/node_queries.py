@@ -51,6 +51,8 @@ CLEAR_NODE_REQUESTS = text("""
     update nodes set cordoned_at = null, drain_requested_at = null, drain_deadline_at = null where id = :id
 """)
 
+REVOKE_NODE = text("select revoke_node(:id) as is_revoked")
+
 NODE_CAPACITIES = text("""
     select n.kind, n.capacity::text as capacity, n.enforced::text as enforced, n.templates::text as templates,
            n.services::text as services, n.endpoints::text as endpoints,
@@ -73,7 +75,7 @@ async def change_node(tx: WriteTx, request: InternalChangeNodeRequest) -> int:
 
 
 async def remove_node(tx: WriteTx, name: str) -> str | None:
-    """Remove a node. Return the reason for a refusal, or None.
+    """Remove a node. Return the reason for a refusal, or None. The credentials of a node that joined end.
 
     Raises LookupError if the node does not exist.
     """
@@ -89,6 +91,7 @@ async def remove_node(tx: WriteTx, name: str) -> str | None:
     if not await tx.execute(REMOVE_DEAD_NODE, {"id": node.id, "ttl_s": NODE_TTL_S}):
         return "it is alive"
     await tx.execute(CLEAR_NODE_REQUESTS, {"id": node.id})
+    await tx.first(REVOKE_NODE, {"id": node.id})
     return None
 
 

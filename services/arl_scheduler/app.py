@@ -13,6 +13,7 @@ from arl_kit.service_client import ServiceClient
 from arl_kit.telemetry.otel import TracePipeline
 from arl_scheduler.inquiry.capacity_planner import ROUND_GRANTS, CapacityPlanner
 from arl_scheduler.inquiry.wait_explainer import WaitExplainer
+from arl_scheduler.joined_nodes import JoinedNodes
 from arl_scheduler.leader.scheduler_traces import SchedulerTraces
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.routes import add_notification_routes, add_query_routes
@@ -70,7 +71,8 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
         metrics=metrics,
         scrape_dependencies=[metrics_token_check(settings)],
     )
-    hops = InternalApi(settings, "admission", "cpu", "gpu", "api", audience="scheduler")
+    joined = JoinedNodes(store, settings.node_token_master) if settings.node_token_master is not None else None
+    hops = InternalApi(settings, "admission", "cpu", "gpu", "api", audience="scheduler", joined=joined)
     add_notification_routes(hops, rounds.inbox)
     questions = InternalApi(settings, "gateway", audience="scheduler")
     add_query_routes(

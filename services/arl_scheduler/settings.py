@@ -1,4 +1,4 @@
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from arl_core.policies.registry import PolicyName
 from arl_kit.settings import ServiceSettings
@@ -9,6 +9,11 @@ __all__ = ["SchedulerSettings"]
 class SchedulerSettings(ServiceSettings):
     """The settings of a scheduler."""
 
+    node_token_master: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="Secret from which the secrets of joined nodes are derived. Absent: their requests are refused",
+    )
     cell: str = Field(default="default", description="Name of the cell; each cell has one leader")
     policy: PolicyName = Field(
         default=PolicyName.SPAR_M,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from arl_api.manager import ApiManager
 from arl_api.settings import ApiSettings
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from arl_store.wake import WakeNotifier
 from arl_wire.internal.node import GrantPayload
 from support.endpoint import External

@@ -10,7 +10,7 @@ from uuid import UUID
 from arl_core.domain.model import Fence
 from arl_cpu.node.manager import CpuManager
 from arl_cpu.settings import CpuSettings
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from arl_store.wake import WakeNotifier
 from arl_wire.internal.node import GrantPayload
 from support.builders import EPOCH

@@ -15,7 +15,7 @@ from arl_gpu.models.interface import Item
 from arl_gpu.node.manager import GpuManager
 from arl_gpu.settings import GpuSettings
 from arl_gpu.worker.client import WorkerDied
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from arl_store.wake import WakeNotifier
 from arl_wire.internal.node import GrantPayload
 from support.conditions import eventually

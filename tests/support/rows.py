@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from arl_core.domain.model import Fence
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from arl_store.tx import PostgresStore, open_store
 from arl_store.values import uuid7
 from support.builders import EPOCH

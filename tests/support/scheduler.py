@@ -8,7 +8,7 @@ from arl_core.policies.policy import SchedulingPolicy
 from arl_kit.metrics import Metrics
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.settings import SchedulerSettings
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from arl_store.wake import WakeNotifier
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS

@@ -19,7 +19,8 @@ import httpx
 
 from arl_kit.service_tokens import TokenIssuer, node_audience, pairwise_key
 from arl_local.credentials import ALLOWED_CALLERS
-from arl_store.migrate import ensure_api_key, role_url
+from arl_store.logins import role_url
+from arl_store.migrate import ensure_api_key
 from support.nursery import Forked
 from support.postgres import PASSWORDS
 

@@ -13,7 +13,7 @@ from arl_bench.micro.backlog_queries import insert_copies, queued_ids
 from arl_local.database import ensure_embedded_database
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres
 from arl_local.state_dir import StateDir
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from arl_store.tx import open_store
 
 __all__ = ["multiply_backlog"]

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import AttemptResize
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from arl_wire.internal.node import ResizePayload, ResizeResult
 from support.cpu import Cpu, managing
 from support.postgres import PASSWORDS

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 
 from arl_gateway.app import build
 from arl_gateway.settings import GatewaySettings
-from arl_store.migrate import ensure_api_key, role_url
+from arl_store.logins import role_url
+from arl_store.migrate import ensure_api_key
 from support.postgres import PASSWORDS
 from support.rows import Rows
 

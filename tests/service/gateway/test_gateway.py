@@ -17,7 +17,8 @@ from arl_gateway.actions.waiters import ActionWaiters
 from arl_gateway.app import build
 from arl_gateway.http.auth import Caller
 from arl_gateway.settings import GatewaySettings
-from arl_store.migrate import ensure_api_key, role_url
+from arl_store.logins import role_url
+from arl_store.migrate import ensure_api_key
 from arl_store.tx import PostgresStore, ReadTx
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS

@@ -15,7 +15,8 @@ from fastapi import FastAPI
 from arl_gateway.app import build
 from arl_gateway.http.auth import KeyAuthenticator
 from arl_gateway.settings import GatewaySettings
-from arl_store.migrate import ensure_api_key, role_url
+from arl_store.logins import role_url
+from arl_store.migrate import ensure_api_key
 from arl_store.tx import PostgresStore
 from support.postgres import PASSWORDS
 from support.rows import Rows, store_of

@@ -16,7 +16,8 @@ from arl_gateway.app import build
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.rate_limit import RateLimiter
 from arl_gateway.settings import GatewaySettings
-from arl_store.migrate import ensure_api_key, role_url
+from arl_store.logins import role_url
+from arl_store.migrate import ensure_api_key
 from arl_store.tx import PostgresStore
 from arl_wire.errors import RateLimited
 from arl_wire.internal.admission import AdmitItem, AdmitItemResult

@@ -18,7 +18,7 @@ from arl_core.domain.model import Fence
 from arl_gpu.dispatch.dispatcher import MAX_WORKER_DEATHS
 from arl_gpu.node.repository import publish_services
 from arl_gpu.worker.client import WorkerDied
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from arl_wire.internal.node import GrantPayload
 from support.conditions import eventually
 from support.gpu import MOVES, NOTHING, SLOT, SLOTS, Gpu, driving, scored

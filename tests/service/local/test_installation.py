@@ -10,7 +10,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from arl_store.migrate import role_url, upgrade
+from arl_store.logins import role_url
+from arl_store.migrate import upgrade
 from support.postgres import PASSWORDS, CloneDatabase, Databases
 
 OTHERS = {service: f"another-{password}" for service, password in PASSWORDS.items()}

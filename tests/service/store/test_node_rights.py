@@ -10,7 +10,8 @@ import pytest_asyncio
 
 from arl_core.domain.states import ServiceRole
 from arl_store.guards import role_name
-from arl_store.migrate import NodeLogin, node_role_url, role_url, upgrade
+from arl_store.logins import NodeLogin, node_role_url, role_url
+from arl_store.migrate import upgrade
 from arl_store.values import uuid7
 from support.builders import EPOCH
 from support.postgres import PASSWORDS, Databases

@@ -15,7 +15,8 @@ import pytest_asyncio
 
 from arl_core.domain.states import MANAGER_ROLES, TRANSITIONS, ActionOutcome, ActionState, ServiceRole
 from arl_store.guards import role_name
-from arl_store.migrate import role_url, upgrade
+from arl_store.logins import role_url
+from arl_store.migrate import upgrade
 from arl_store.tables import metadata
 from arl_store.values import uuid7
 from support.builders import EPOCH
