@@ -12,6 +12,7 @@ import sqlalchemy.exc
 
 from arl_kit.telemetry.otel import unknown_propagators
 from arl_local.env_routing import unknown_settings
+from arl_local.join.networks import cluster_networks
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
 from arl_local.process_plan import DEFAULT_COMMANDS, LAUNCHER_EXIT_NO_SANDBOX, LocalOptions
 from arl_local.settings_check import BadSettings
@@ -72,6 +73,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, default=default_directory(os.environ))
     parser.add_argument("--host", default="127.0.0.1", help="address of the gateway")
     parser.add_argument("--port", type=int, help="port of the gateway; default 8700, or any free port")
+    parser.add_argument("--listen", metavar="ADDRESS", help="address on which nodes of other machines may join")
+    parser.add_argument(
+        "--network", action="append", default=[], metavar="CIDR", help="network of the nodes; default: that of ADDRESS"
+    )
     parser.add_argument("--cores", help="number of cores that actions may use")
     parser.add_argument("--nodes", type=int, default=1, help="number of simulated nodes, each with --cores cores")
     parser.add_argument("--driver", choices=DRIVERS, default=os.environ.get("TANGRAM_DRIVER", "auto"))
@@ -84,6 +89,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--nodes: only simulated nodes can share a machine")
     if chosen.port is not None and not 1 <= chosen.port <= 65535:
         parser.error(f"--port is {chosen.port}; it must be from 1 to 65535")
+    if chosen.network and chosen.listen is None:
+        parser.error("--network: only with --listen")
+    if chosen.listen is not None:
+        try:
+            chosen.network = cluster_networks(chosen.listen, chosen.network)
+        except ValueError as error:
+            parser.error(str(error))
     return chosen
 
 
@@ -98,6 +110,8 @@ def _options(chosen: argparse.Namespace) -> LocalOptions:
         directory=chosen.dir,
         host=chosen.host,
         port=chosen.port,
+        listen=chosen.listen,
+        networks=tuple(chosen.network),
         cores=chosen.cores,
         nodes=chosen.nodes,
         driver=chosen.driver,

@@ -12,11 +12,11 @@ from arl_store.files import replace_file
 from arl_store.logins import NodeLogin, node_role_url, role_url
 from arl_store.migrate import can_create_roles, ensure_api_key, upgrade
 
-__all__ = ["ensure_embedded_database", "postgres_spec", "provision_database"]
+__all__ = ["EMBEDDED_DATABASE", "ensure_embedded_database", "postgres_spec", "provision_database"]
 
 DATABASE_ROLES_FILE = "database_roles"
 """File in the state directory, for `tangram doctor`: `separate` roles, or the `owner` for all services."""
-_DATABASE = "tangram"
+EMBEDDED_DATABASE = "tangram"
 _PROJECT = "default"
 _SHUTDOWN_TIMEOUT_S = 60.0
 _PROBE_INTERVAL_S = 15.0
@@ -64,5 +64,5 @@ async def provision_database(
 
 async def ensure_embedded_database(server: EmbeddedPostgres) -> str:
     """Create our database in the embedded server if it is missing. Return the owner's URL."""
-    await create_database(server.owner_url("postgres"), _DATABASE)
-    return server.owner_url(_DATABASE)
+    await create_database(server.owner_url("postgres"), EMBEDDED_DATABASE)
+    return server.owner_url(EMBEDDED_DATABASE)

@@ -17,6 +17,7 @@ from arl_local.state_dir import StateDir
 from arl_local.supervisor import ProcessSpec
 
 __all__ = [
+    "DATABASE_RELAY",
     "DEFAULT_COMMANDS",
     "LAUNCHER_EXIT_NO_SANDBOX",
     "SERVICES",
@@ -32,7 +33,18 @@ SERVICES = ("admission", "scheduler", "cpu", "gpu", "api", "gateway")
 LAUNCHER_EXIT_NO_SANDBOX = 3
 """Exit code of a launcher whose driver does not work on this host."""
 
-_STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "api": 3, "cpu-launcher": 4}
+DATABASE_RELAY = "database-relay"
+"""Process that serves the embedded Postgres to other machines."""
+_STOP_ORDER = {
+    "gateway": 0,
+    "admission": 1,
+    "scheduler": 2,
+    "cpu": 3,
+    "gpu": 3,
+    "api": 3,
+    "cpu-launcher": 4,
+    DATABASE_RELAY: 5,
+}
 _LOOPBACK = "127.0.0.1"
 _READINESS_MAX_AGE_S = 60
 """Maximum age in seconds of a database check for a service to count as ready. A lost connection is noticed at once.
@@ -48,6 +60,7 @@ def _module_command(name: str) -> tuple[str, ...]:
 DEFAULT_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "cpu-launcher": _module_command("arl_cpu.launcher"),
     **{service: _module_command(f"arl_{service}") for service in SERVICES},
+    DATABASE_RELAY: _module_command("arl_local.postgres.tls_relay"),
 }
 
 
@@ -58,6 +71,10 @@ class LocalOptions:
     directory: Path
     host: str = _LOOPBACK
     port: int | None = None
+    listen: str | None = None
+    """Address on which gateway, scheduler and embedded Postgres serve other machines. None: only this machine."""
+    networks: tuple[str, ...] = ()
+    """Networks from which nodes may connect to the embedded Postgres."""
     cores: str | None = None
     nodes: int = 1
     """Number of nodes, each with the same cores. Only simulated nodes can share a machine."""
@@ -78,6 +95,8 @@ class ProcessPlan:
     database_urls: Mapping[str, str]
     environment: Mapping[str, str]
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULT_COMMANDS)
+    relay: Mapping[str, str] | None = None
+    """Variables of the relay in front of the embedded Postgres; None without one."""
     delegation: tuple[str, ...] = ()
     """Words before the launcher's command that run it in a delegated cgroup."""
 
@@ -89,15 +108,19 @@ class ProcessPlan:
     @property
     def endpoints(self) -> dict[str, str]:
         """Return the URL of each service, as seen from this machine."""
-        return {
+        urls = {
             name: f"http://{_bracketed_host(_reachable_host(self._host_of(name)))}:{self.ports[name]}"
             for name in self.names
         }
+        if self.relay is not None and self.options.listen is not None:
+            urls[DATABASE_RELAY] = f"postgresql://{_bracketed_host(self.options.listen)}:{self.ports[DATABASE_RELAY]}"
+        return urls
 
     def specs(self) -> list[ProcessSpec]:
         """Return the process specs in start order. Simulated nodes need no launcher."""
         launcher = [] if self.options.driver == "simulated" else [self._launcher_spec()]
-        return [*launcher, *(self._service_spec(name) for name in self.names)]
+        relay = [self._relay_spec(self.relay)] if self.relay is not None else []
+        return [*launcher, *(self._service_spec(name) for name in self.names), *relay]
 
     def configured_specs(self) -> list[ProcessSpec]:
         """Return the specs of the processes for which the user gave a setting. The settings of others are ours."""
@@ -114,6 +137,11 @@ class ProcessPlan:
     @property
     def _templates_dir(self) -> str:
         return self.environment.get("TANGRAM_TEMPLATES_DIR") or str(self.state.path / "templates")
+
+    def _relay_spec(self, relay: Mapping[str, str]) -> ProcessSpec:
+        host, port = str(self.options.listen), self.ports[DATABASE_RELAY]
+        env = {**child_environment(self.environment), **relay, "TANGRAM_HOST": host, "TANGRAM_PORT": str(port)}
+        return self._process_spec(DATABASE_RELAY, env, ready=_tcp_probe(host, port))
 
     def _launcher_spec(self) -> ProcessSpec:
         env = {
@@ -190,6 +218,8 @@ class ProcessPlan:
         )
 
     def _host_of(self, name: str) -> str:
+        if self.options.listen is not None and name in ("gateway", "scheduler"):
+            return self.options.listen
         return self.options.host if name == "gateway" else _LOOPBACK
 
 
@@ -216,6 +246,18 @@ def _socket_probe(path: Path) -> Callable[[], Awaitable[bool]]:
     async def listens() -> bool:
         try:
             _, writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return listens
+
+
+def _tcp_probe(host: str, port: int) -> Callable[[], Awaitable[bool]]:
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_connection(host, port)
         except OSError:
             return False
         writer.close()

@@ -20,7 +20,7 @@ __all__ = ["NO_HOME", "SERVICE_ACCOUNT_FILE", "account_problem", "service_accoun
 SERVICE_ACCOUNT_FILE = "service_account"
 """File in the state directory, for `tangram doctor`: `own`, or the reason why services run as root."""
 
-_UNPRIVILEGED_SERVICES = ("admission", "scheduler", "gateway", "api")
+_UNPRIVILEGED_SERVICES = ("admission", "scheduler", "gateway", "api", "database-relay")
 """Services that need no rights of root. The order decides their ids.
 
 The CPU manager talks to the launcher, which accepts only its own uid. The GPU manager reads models and runs engines

@@ -30,6 +30,7 @@ _OWN_ENTRIES = (
         "processes.json",
         "run",
         "snapshots",
+        "tls",
     ),
     *(
         "metrics_token",

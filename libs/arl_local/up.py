@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from arl_local.database import ensure_embedded_database, postgres_spec, provision_database
 from arl_local.delegated_cgroup import delegation_command
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres
-from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, node_of, process_names
+from arl_local.postgres.shared_postgres import SHARED_SETTINGS, relay_variables
+from arl_local.process_plan import DATABASE_RELAY, DEFAULT_COMMANDS, LocalOptions, ProcessPlan, node_of, process_names
 from arl_local.service_accounts import NO_HOME, SERVICE_ACCOUNT_FILE, account_problem, service_accounts
 from arl_local.settings_check import check_settings
 from arl_local.state_dir import StateDir, bind, choose_ports
@@ -25,7 +26,7 @@ from arl_store.files import replace_file
 
 __all__ = ["run"]
 
-_GATEWAY_PORT = 8700
+_GATEWAY_PORT, _SCHEDULER_PORT, _DATABASE_PORT = 8700, 8702, 8709
 _RECOVERY_TIMEOUT_S = 600.0
 _START_TIMEOUT_S = 60.0
 
@@ -93,11 +94,11 @@ async def _start_all(
     )
     supervisor.report("starting", "checking the settings")
     await check_settings(plan.configured_specs())
-    owner_url = options.database_url or await _start_postgres(supervisor, state)
+    owner_url = options.database_url or await _start_postgres(supervisor, state, is_shared=options.listen is not None)
     supervisor.report("starting", "bringing the schema up to date")
     nodes = {name: node for name in names if (node := node_of(name)) is not None}
     urls = await provision_database(owner_url, state, nodes, take_over=options.take_over)
-    plan = replace(plan, database_urls=urls)
+    plan = replace(plan, database_urls=urls, relay=relay_variables(state, options))
     supervisor.report("starting", "starting the services")
     specs = await asyncio.to_thread(_with_accounts, plan.specs(), state)
     for spec in specs:
@@ -138,9 +139,9 @@ def _first_unprivileged_port() -> int:
     return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
 
 
-async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
+async def _start_postgres(supervisor: Supervisor, state: StateDir, *, is_shared: bool) -> str:
     supervisor.report("starting", "preparing PostgreSQL")
-    server = EmbeddedPostgres(state.path)
+    server = EmbeddedPostgres(state.path, settings=SHARED_SETTINGS if is_shared else None)
     server.prepare()
     supervisor.start(postgres_spec(server))
     await supervisor.wait_ready("postgres", timeout_s=_RECOVERY_TIMEOUT_S)
@@ -155,9 +156,17 @@ def _choose_ports(
     names = process_names(options.nodes, environment)
     wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in names}
     preferences = (options.port,) if options.port else (*wanted["gateway"][1], _GATEWAY_PORT)
-    ports = choose_ports({**wanted, "gateway": (options.host, preferences)}, reserved)
+    wanted["gateway"] = options.listen or options.host, preferences
+    if options.listen is not None:
+        # Nodes store these addresses, so the first choice is a fixed port.
+        wanted["scheduler"] = options.listen, (*wanted["scheduler"][1], _SCHEDULER_PORT)
+        wanted[DATABASE_RELAY] = (
+            options.listen,
+            (*((last[DATABASE_RELAY],) if DATABASE_RELAY in last else ()), _DATABASE_PORT),
+        )
+    ports = choose_ports(wanted, reserved)
     if options.port and ports["gateway"] != options.port:
-        raise OSError(_port_problem(options.host, options.port))
+        raise OSError(_port_problem(options.listen or options.host, options.port))
     return ports
 
 

@@ -9,6 +9,7 @@ from arl_gateway.actions.inspect_routes import explain_router, trace_router
 from arl_gateway.actions.routes import router, trajectories
 from arl_gateway.actions.submit_routes import router as submit_router
 from arl_gateway.admin.capacity_routes import router as plan_router
+from arl_gateway.admin.node_routes import join_router
 from arl_gateway.admin.node_routes import router as node_router
 from arl_gateway.admin.project_routes import router as project_router
 from arl_gateway.admin.routes import router as admin_router
@@ -52,6 +53,7 @@ ROUTERS = (
     explain_router,
     admin_router,
     node_router,
+    join_router,
     project_router,
     plan_router,
     audit_log_router,

@@ -12,6 +12,7 @@ from arl_gateway.actions.traces import TraceService
 from arl_gateway.actions.waiters import ActionWaiters
 from arl_gateway.admin.consistency import ConsistencyService
 from arl_gateway.admin.keys import KeyAdmin
+from arl_gateway.admin.node_join import NodeJoin
 from arl_gateway.admin.nodes import NodeAdmin
 from arl_gateway.admin.projects import ProjectAdmin
 from arl_gateway.admin.queues import QueueAdmin
@@ -70,6 +71,7 @@ class GatewayDeps:
     key_admin: KeyAdmin
     queue_admin: QueueAdmin
     node_admin: NodeAdmin
+    node_join: NodeJoin
     project_admin: ProjectAdmin
     capacity: CapacityService
     stragglers: StragglerService
@@ -151,6 +153,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         key_admin=KeyAdmin(store, authenticator),
         queue_admin=QueueAdmin(store, peers, admission_url=admission_url),
         node_admin=NodeAdmin(store, peers, admission_url=admission_url),
+        node_join=NodeJoin(store),
         project_admin=ProjectAdmin(store, peers, admission_url=admission_url),
         capacity=CapacityService(store, peers, scheduler_url=settings.scheduler_url),
         stragglers=StragglerService(store, peers, scheduler_url=settings.scheduler_url),

@@ -75,6 +75,11 @@ class EmbeddedPostgres:
         return self.paths.account
 
     @property
+    def socket(self) -> Path:
+        """Return the path of the socket."""
+        return self.paths.sockets / f".s.PGSQL.{_PORT}"
+
+    @property
     def env(self) -> dict[str, str]:
         """Return all environment variables of the server."""
         return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
@@ -111,9 +116,8 @@ class EmbeddedPostgres:
         remove_shared_memory(self.paths.data)
         # Another process may have the pid in these files by now, and the server would refuse to start.
         (self.paths.data / "postmaster.pid").unlink(missing_ok=True)
-        socket = self.paths.sockets / f".s.PGSQL.{_PORT}"
-        socket.unlink(missing_ok=True)
-        socket.with_name(f"{socket.name}.lock").unlink(missing_ok=True)
+        self.socket.unlink(missing_ok=True)
+        self.socket.with_name(f"{self.socket.name}.lock").unlink(missing_ok=True)
 
     async def is_ready(self) -> bool:
         """Return True if the server answers a query; False while it starts or recovers."""

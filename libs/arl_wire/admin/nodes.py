@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["ChangeNodeRequest", "EnforcementStatus", "NodeInfo", "NodeListResponse", "NodeTemplate"]
+__all__ = ["ChangeNodeRequest", "EnforcementStatus", "JoinNodeResponse", "NodeInfo", "NodeListResponse", "NodeTemplate"]
 
 
 class EnforcementStatus(BaseModel):
@@ -32,6 +32,7 @@ class NodeInfo(BaseModel):
 
     name: str
     kind: str
+    pool: str = Field(default="default", description="Pool of a node that joined; other nodes are in `default`")
     driver: str
     epoch: UUID
     capacity: dict[str, int]
@@ -83,3 +84,12 @@ class NodeListResponse(BaseModel):
     """All nodes, by name."""
 
     items: list[NodeInfo]
+
+
+class JoinNodeResponse(BaseModel):
+    """The credentials of a node that has just joined."""
+
+    node_name: str
+    credentials: str = Field(
+        description="Encrypted with a key from the secret of the join token, which the gateway does not know"
+    )

@@ -15,6 +15,8 @@ _NODE = """
            node_beats.last_beat, node_beats.last_beat > now() - make_interval(secs => :ttl_s) as alive,
            nodes.cordoned_at is not null as cordoned, nodes.drain_deadline_at, nodes.enforced::text as enforced,
            nodes.templates::text as templates,
+           coalesce((select r.pool from node_roles as r
+                      where r.node_name = nodes.name and r.kind = nodes.kind), 'default') as pool,
            held.running, held.allocated_cpu_milli,
            (select count(*) from environments
              where node_id = nodes.id and ended_at is null and lost_at is null) as environments

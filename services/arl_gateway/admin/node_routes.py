@@ -1,20 +1,33 @@
 """Routes of nodes. A route parses, calls and returns."""
 
 from typing import Annotated
+from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Header, Path, Request
 
+from arl_gateway.admin.node_join import NodeJoin
 from arl_gateway.admin.nodes import NodeAdmin
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, AdminWriter, RootAdmin
 from arl_kit.app import error_responses
 from arl_kit.optional_nulls import OptionalNullRoute
-from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
-from arl_wire.errors import Conflict, NotFound
+from arl_wire.admin.nodes import ChangeNodeRequest, JoinNodeResponse, NodeInfo, NodeListResponse
+from arl_wire.errors import (
+    Conflict,
+    DatabaseDiskFull,
+    Forbidden,
+    Internal,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    ValidationFailed,
+)
 
-__all__ = ["router"]
+__all__ = ["join_router", "router"]
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=OptionalNullRoute)
+
+join_router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
 
 async def _nodes(request: Request) -> NodeAdmin:
@@ -22,6 +35,12 @@ async def _nodes(request: Request) -> NodeAdmin:
     return nodes
 
 
+async def _join(request: Request) -> NodeJoin:
+    join: NodeJoin = gateway_deps(request).node_join
+    return join
+
+
+JoinDep = Annotated[NodeJoin, Depends(_join)]
 NodesDep = Annotated[NodeAdmin, Depends(_nodes)]
 NodeName = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 
@@ -71,3 +90,26 @@ async def remove_node(name: NodeName, caller: AdminWriter, nodes: NodesDep) -> N
     added again. Requires a key of project `default`.
     """
     await nodes.remove(name, caller)
+
+
+@join_router.post(
+    "/join",
+    operation_id="join_node",
+    summary="Exchange a join token",
+    responses=error_responses(Unauthenticated, Forbidden, ValidationFailed, Internal, Unavailable, DatabaseDiskFull),
+)
+async def join_node(
+    request: Request,
+    join: JoinDep,
+    claim: Annotated[
+        UUID,
+        Header(alias="Idempotency-Key", description="Random value of the node. Repeat it after a lost response"),
+    ],
+) -> JoinNodeResponse:
+    """Exchange a join token for the credentials of its node, once. `tangram node up --join` calls this.
+
+    The `Authorization` header has the id of the token and a proof that the node knows its secret. Returns 403 with the
+    reason for a token that was used, has expired or belongs to another system.
+    """
+    used_from = request.client.host if request.client is not None else "unknown"
+    return await join.exchange(request.headers.get("authorization", ""), claim=str(claim), used_from=used_from)

@@ -81,6 +81,7 @@ def node_from_row(row: Row) -> NodeInfo:
     return NodeInfo(
         name=row.name,
         kind=row.kind,
+        pool=row.pool,
         driver=row.driver,
         epoch=row.epoch,
         capacity=json.loads(row.capacity),

@@ -4,13 +4,19 @@ from collections.abc import Sequence
 
 from sqlalchemy import text
 
+from arl_gateway.http.auth import ROOT_PROJECT
 from arl_store.tx import ReadTx, Row, WriteTx
 
-__all__ = ["insert_audit_log", "list_audit_log"]
+__all__ = ["insert_audit_log", "insert_node_event", "list_audit_log"]
 
 INSERT_AUDIT_LOG = text("""
     insert into audit_log (project_id, api_key_id, verb, target, detail)
     values (:project_id, :api_key_id, :verb, :target, cast(:detail as jsonb))
+""")
+
+INSERT_NODE_EVENT = text("""
+    insert into audit_log (project_id, verb, target, detail)
+    select id, :verb, :target, '{}' from projects where name = :project
 """)
 
 LIST_AUDIT_LOG = text("""
@@ -43,3 +49,8 @@ async def insert_audit_log(
         INSERT_AUDIT_LOG,
         {"project_id": project_id, "api_key_id": api_key_id, "verb": verb, "target": target, "detail": detail},
     )
+
+
+async def insert_node_event(tx: WriteTx, *, verb: str, name: str) -> None:
+    """Insert an entry of a node that acted without an API key, in the first project."""
+    await tx.execute(INSERT_NODE_EVENT, {"verb": verb, "target": f"node:{name}", "project": ROOT_PROJECT})

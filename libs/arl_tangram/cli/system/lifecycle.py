@@ -66,6 +66,14 @@ def up(
         int | None,
         typer.Option(min=1, max=65535, help="Port of the gateway.", show_default="8700 if free, otherwise any"),
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address of this machine on which nodes of other machines may join."),
+    ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CIDR", help="Network of the nodes; repeatable.", show_default="that of --listen"),
+    ] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use.", show_default="all")] = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
     driver: Annotated[
@@ -80,11 +88,15 @@ def up(
     """Start the system: Postgres, the services and the sandbox launcher. If it is up, attach to it."""
     _require_server()
     state = LocalState(directory)
-    has_settings = bool(host or port or cores or driver or unsafe_local or take_over)
+    has_settings = bool(host or listen or network or port or cores or driver or unsafe_local or take_over)
+    if host and listen:
+        fail("--host and --listen exclude each other: the gateway has the address of --listen", EXIT_USAGE)
     _refuse_settings_of_running_system(state, has_settings=has_settings)
     if state.supervisor_pid() is None:
         arguments = _supervisor_arguments(state, host or _HOST, port, cores, "unsafe-local" if unsafe_local else driver)
         arguments += ["--take-over"] if take_over else []
+        arguments += ["--listen", listen] if listen else []
+        arguments += [word for each in network or () for word in ("--network", each)]
         supervisor = _spawn_supervisor(state, arguments, detach=detach)
         if _wait_until_up(state, supervisor):
             if warned := _startup_log(state).read_text(errors="replace").strip():
@@ -166,7 +178,7 @@ def status(context: typer.Context, directory: DirOption, output: FormatOption = 
 def _unready_reasons(processes: Mapping[str, Mapping[str, Any]], urls: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the names of services that were ready and are not, with what they say themselves."""
     for name, process in processes.items():
-        if process["state"] != "unready" or name not in urls:
+        if process["state"] != "unready" or not urls.get(name, "").startswith("http"):
             continue
         try:
             answer = httpx.get(f"{urls[name]}/readyz", timeout=_READINESS_TIMEOUT_S)
