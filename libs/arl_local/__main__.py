@@ -13,14 +13,15 @@ import sqlalchemy.exc
 from arl_kit.telemetry.otel import unknown_propagators
 from arl_local.env_routing import unknown_settings
 from arl_local.join.networks import cluster_networks
+from arl_local.manager_processes import LAUNCHER_EXIT_NO_SANDBOX
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
-from arl_local.process_plan import DEFAULT_COMMANDS, LAUNCHER_EXIT_NO_SANDBOX, LocalOptions
+from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions
 from arl_local.settings_check import BadSettings
 from arl_local.state_dir import AlreadyUp, StateDir, default_directory
 from arl_local.supervisor import StartFailed
 from arl_local.up import run
 
-__all__ = ["main"]
+__all__ = ["DRIVERS", "EXPECTED_ERRORS", "main"]
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -28,7 +29,7 @@ EXIT_ALREADY_UP = 4
 EXIT_NO_SANDBOX = 5
 
 DRIVERS = ("auto", "namespaces", "landlock", "unsafe-local", "simulated")
-_EXPECTED_ERRORS = (EmbeddedPostgresError, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
+EXPECTED_ERRORS = (EmbeddedPostgresError, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS) -> int:
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
     except StartFailed as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_NO_SANDBOX if error.exit_code == LAUNCHER_EXIT_NO_SANDBOX else EXIT_FAILED
-    except (*_EXPECTED_ERRORS, sqlalchemy.exc.SQLAlchemyError) as error:
+    except (*EXPECTED_ERRORS, sqlalchemy.exc.SQLAlchemyError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_FAILED
     return 0

@@ -31,6 +31,7 @@ _OWN_ENTRIES = (
         "run",
         "snapshots",
         "tls",
+        *("node.json", "node-report.json", "database-ca.pem", "join-claim"),
     ),
     *(
         "metrics_token",

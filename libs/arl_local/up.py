@@ -24,7 +24,7 @@ from arl_local.state_dir import StateDir, bind, choose_ports
 from arl_local.supervisor import ProcessSpec, Supervisor
 from arl_store.files import replace_file
 
-__all__ = ["run"]
+__all__ = ["run", "set_up_logging", "stop_event"]
 
 _GATEWAY_PORT, _SCHEDULER_PORT, _DATABASE_PORT = 8700, 8702, 8709
 _RECOVERY_TIMEOUT_S = 600.0
@@ -46,8 +46,8 @@ async def run(
     """
     state = StateDir(options.directory)
     state.create()
-    _set_up_logging(state)
-    stop = _stop_event(until_eof=until_eof)
+    set_up_logging(state)
+    stop = stop_event(until_eof=until_eof)
     with ExitStack() as reserved:
         ports = _choose_ports(state, options, environment, reserved)
         await _run_until_stopped(state, options, environment, commands, ports=ports, stop=stop)
@@ -183,7 +183,8 @@ def _port_problem(host: str, port: int) -> str:
     return f"port {port} on {host} is taken; choose another with --port"
 
 
-def _stop_event(*, until_eof: bool) -> asyncio.Event:
+def stop_event(*, until_eof: bool) -> asyncio.Event:
+    """Return an event that a stop signal sets, or the end of standard input with `until_eof`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -200,7 +201,8 @@ def _stop_event(*, until_eof: bool) -> asyncio.Event:
     return stop
 
 
-def _set_up_logging(state: StateDir) -> None:
+def set_up_logging(state: StateDir) -> None:
+    """Write the log of this process to a file of the state directory."""
     handler = RotatingFileHandler(state.path / "logs" / "supervisor.log", maxBytes=5 << 20, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -23,6 +23,8 @@ class JoinedNode(BaseModel):
     name: str
     kind: Literal["cpu", "gpu", "api"]
     pool: str
+    token_id: str
+    """Id of the token that the node used."""
     version: str
     """Version of the control plane."""
     gateway_url: str
