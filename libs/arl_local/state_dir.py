@@ -31,7 +31,7 @@ _OWN_ENTRIES = (
         "run",
         "snapshots",
         "tls",
-        *("node.json", "node-report.json", "database-ca.pem", "join-claim"),
+        *("node.json", "node-report.json", "database-ca.pem", "join-claim", "drained-by-node-down"),
     ),
     *(
         "metrics_token",

@@ -147,7 +147,14 @@ def grant_statements(database: str, role: ServiceRole) -> list[str]:
             else []
         ),
         *([f"grant execute on function has_unsettled_actions(uuid) to {name}"] if role is ServiceRole.CPU else []),
-        *([f"grant execute on function names_of_own_tasks(uuid[]) to {name}"] if role in MANAGER_ROLES else []),
+        *(
+            [
+                f"grant execute on function names_of_own_tasks(uuid[]) to {name}",
+                f"grant execute on function drain_own_node(float8) to {name}",
+            ]
+            if role in MANAGER_ROLES
+            else []
+        ),
     ]
 
 

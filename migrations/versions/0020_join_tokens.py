@@ -49,6 +49,24 @@ begin
     return true;
 end $$
 """
+# A node may drain and reopen itself only, and only if it joined: other nodes can share a role.
+DRAIN_OWN_NODE = """
+create function drain_own_node(deadline_s float8) returns boolean
+    language plpgsql security definer set search_path from current as $$
+begin
+    perform pg_advisory_xact_lock(hashtext('tangram.wishes'));
+    update nodes as n
+       set cordoned_at = case when deadline_s is not null then coalesce(n.cordoned_at, now()) end,
+           drain_requested_at = case when deadline_s is not null then now() end,
+           drain_deadline_at = now() + make_interval(secs => deadline_s)
+      from node_roles as r
+     where r.role = session_user
+       and r.credential_id is not null
+       and n.name = r.node_name
+       and n.kind = r.kind;
+    return found;
+end $$
+"""
 STATEMENTS = [
     JOIN_TOKENS,
     "comment on column join_tokens.proof_hash is 'SHA-256 of what the node sends to show that it has the secret'",
@@ -59,6 +77,9 @@ STATEMENTS = [
     "comment on column node_roles.credential_id is 'name in the service tokens of a node that joined'",
     REVOKE_NODE,
     "revoke execute on function revoke_node(bigint) from public",
+    DRAIN_OWN_NODE,
+    "comment on function drain_own_node is 'drains the node of the session within these seconds; null reopens it'",
+    "revoke execute on function drain_own_node(float8) from public",
 ]
 
 

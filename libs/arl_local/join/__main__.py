@@ -52,6 +52,8 @@ def _joined_node(state: StateDir, url: str | None, token: str | None) -> JoinedN
     given = JoinToken.parse(token) if token else None
     if known is not None and (given is None or given.id == known.token_id):
         return known
+    if (state.path / "api_key").exists():
+        raise JoinFailed(f"{state.path} belongs to `tangram up`; choose another state directory for the node: --dir")
     if given is None or url is None:
         raise JoinFailed(
             f"{state.path} has no credentials of a node. Create a token on the control machine (tangram nodes"

@@ -169,6 +169,9 @@ def _main(environment: Mapping[str, str]) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return 2
+    except (FileNotFoundError, ConnectionRefusedError):
+        print("the system is not running. Start it: tangram up -d --listen ADDRESS", file=sys.stderr)  # noqa: T201
+        return 1
     except (NotServing, OSError, asyncpg.PostgresError, sqlalchemy.exc.SQLAlchemyError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return 1

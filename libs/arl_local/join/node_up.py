@@ -13,6 +13,7 @@ import asyncpg
 
 from arl_local.delegated_cgroup import delegation_command
 from arl_local.join.credentials import JoinedNode
+from arl_local.join.drain import reopen_node
 from arl_local.join.exchange import check_database
 from arl_local.join.networks import local_address_towards
 from arl_local.manager_processes import ManagerProcesses, bracketed_host
@@ -84,6 +85,7 @@ async def _start(
 ) -> None:
     supervisor.report("starting", "connecting to the system")
     await check_database(joined, state.path)
+    await reopen_node(joined, state.path)
     specs = await _specs(state, joined, options, environment, place)
     supervisor.report("starting", "checking the settings")
     await check_settings(specs)
@@ -138,9 +140,9 @@ async def _report(joined: JoinedNode, directory: Path) -> dict[str, object]:
         )
     finally:
         await connection.close()
-    found = (
-        {} if row is None else {"driver": row["driver"], **{k: json.loads(row[k]) for k in ("capacity", "enforced")}}
-    )
+    found: dict[str, object] = {}
+    if row is not None:
+        found = {"driver": row["driver"]} | {name: json.loads(row[name]) for name in ("capacity", "enforced")}
     return {
         "name": joined.name,
         "kind": joined.kind,

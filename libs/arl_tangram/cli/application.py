@@ -15,7 +15,7 @@ from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, projects, qu
 from arl_tangram.cli.environments import commands as environment_commands
 from arl_tangram.cli.environments import snapshots, templates
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_error, wants_json
-from arl_tangram.cli.system import consistency_check, doctor, lifecycle, process_logs
+from arl_tangram.cli.system import consistency_check, doctor, lifecycle, node, process_logs
 
 __all__ = ["app", "main"]
 
@@ -54,7 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMAND_MODULES = (
-    *(lifecycle, doctor),
+    *(lifecycle, node, doctor),
     *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints),
     *(top, explain, trace, process_logs),
     *(nodes, queues, projects, keys, capacity, audit_log, templates, consistency_check),

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from arl_tangram.cli.admin import join_tokens
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.completion import complete_node
 from arl_tangram.cli.local_state import DirOption
@@ -14,7 +15,7 @@ from arl_wire.admin.nodes import NodeInfo
 
 __all__ = ["NODE_HEADINGS", "node_row", "node_state", "register"]
 
-NODE_HEADINGS = ("node", "kind", "state", "cores used", "actions", "environments", "memory GiB")
+NODE_HEADINGS = ("node", "kind", "pool", "state", "cores used", "actions", "environments", "memory GiB")
 
 DRAIN_POLL_S = 0.5
 DRAIN_GRACE_S = 30.0
@@ -26,6 +27,7 @@ group = typer.Typer(no_args_is_help=True, help="List, cordon, drain and remove n
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
+    group.add_typer(join_tokens.group, name="join-token")
     app.add_typer(group, name="nodes", rich_help_panel="Operate")
 
 
@@ -79,7 +81,10 @@ def drain(
 
 @group.command()
 def remove(directory: DirOption, name: NodeName, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Remove a lost node. Refused while the node is alive or has actions or environments."""
+    """Remove a lost node, and end its credentials if it joined.
+
+    Refused while the node is alive or has actions or environments.
+    """
     with connected_client(directory) as tangram:
         tangram.remove_node(name)
     if output is OutputFormat.JSON:
@@ -102,7 +107,7 @@ def node_row(node: NodeInfo) -> tuple[str, ...]:
     has_cores = "cpu_milli" in node.capacity
     cores = f"{node.allocated_cpu_milli / 1000:g}/{node.capacity['cpu_milli'] / 1000:g}" if has_cores else "-"
     memory = f"{node.capacity['memory_mib'] / 1024:.1f}" if "memory_mib" in node.capacity else "-"
-    return (node.name, node.kind, node_state(node), cores, str(node.running), str(node.environments), memory)
+    return (node.name, node.kind, node.pool, node_state(node), cores, str(node.running), str(node.environments), memory)
 
 
 def node_state(node: NodeInfo) -> str:

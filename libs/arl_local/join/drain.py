@@ -1,0 +1,84 @@
+"""`python -m arl_local.join.drain`: drain the node of a state directory, and wait until it is empty."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import asyncpg
+
+from arl_local.join.credentials import JoinedNode
+
+__all__ = ["DRAINED_FILE", "drain_node", "main", "reopen_node"]
+
+DRAINED_FILE = "drained-by-node-down"
+"""Its presence means that `tangram node down` drained the node, so that the next `tangram node up` reopens it."""
+_POLL_S = 0.5
+_GRACE_S = 30.0
+"""Seconds after the deadline in which the node may still report that its actions have ended."""
+_TIMEOUT_S = 15.0
+
+_LEFT = """
+    select (select count(*) from actions as a where a.node_id = n.id and a.state in ('granted', 'running'))
+           + (select count(*) from environments as e
+               where e.node_id = n.id and e.ended_at is null and e.lost_at is null)
+      from nodes as n
+     where n.name = $1
+"""
+
+
+async def drain_node(joined: JoinedNode, directory: Path, *, deadline_s: float) -> int:
+    """Drain the node with its own credentials. Return the number of actions and environments that are left.
+
+    Raises the errors of asyncpg and OSError.
+    """
+    connection = await asyncpg.connect(joined.database_url_in(directory), timeout=_TIMEOUT_S)
+    try:
+        (directory / DRAINED_FILE).touch()
+        await connection.fetchval("select drain_own_node($1)", deadline_s)
+        ends_at = time.monotonic() + deadline_s + _GRACE_S
+        while True:
+            left = int(await connection.fetchval(_LEFT, joined.name) or 0)
+            if left == 0 or time.monotonic() > ends_at:
+                return left
+            await asyncio.sleep(_POLL_S)
+    finally:
+        await connection.close()
+
+
+async def reopen_node(joined: JoinedNode, directory: Path) -> None:
+    """Allow new work on the node if `tangram node down` drained it."""
+    if not (directory / DRAINED_FILE).exists():
+        return
+    connection = await asyncpg.connect(joined.database_url_in(directory), timeout=_TIMEOUT_S)
+    try:
+        await connection.fetchval("select drain_own_node(null)")
+    finally:
+        await connection.close()
+    (directory / DRAINED_FILE).unlink()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Exit code 0: the node is empty; 1: it is not, or Postgres is not reachable."""
+    parser = argparse.ArgumentParser(prog="python -m arl_local.join.drain", description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="state directory of the node")
+    parser.add_argument("--deadline", type=float, default=600.0, metavar="SECONDS")
+    chosen = parser.parse_args(arguments)
+    if (joined := JoinedNode.load(chosen.dir)) is None:
+        return _failed(f"{chosen.dir} has no credentials of a node")
+    try:
+        left = asyncio.run(drain_node(joined, chosen.dir, deadline_s=chosen.deadline))
+    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        return _failed(f"the node cannot be drained, because Postgres does not answer: {error or type(error).__name__}")
+    return _failed(f"{left} actions and environments are left after the deadline") if left else 0
+
+
+def _failed(message: str) -> int:
+    print(message, file=sys.stderr)  # noqa: T201 - a command line
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
