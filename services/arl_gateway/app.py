@@ -9,8 +9,6 @@ from arl_gateway.actions.inspect_routes import explain_router, trace_router
 from arl_gateway.actions.routes import router, trajectories
 from arl_gateway.actions.submit_routes import router as submit_router
 from arl_gateway.admin.capacity_routes import router as plan_router
-from arl_gateway.admin.node_routes import join_router
-from arl_gateway.admin.node_routes import router as node_router
 from arl_gateway.admin.project_routes import router as project_router
 from arl_gateway.admin.routes import router as admin_router
 from arl_gateway.audit_log.routes import router as audit_log_router
@@ -25,6 +23,8 @@ from arl_gateway.environments.routes import router as environment_router
 from arl_gateway.environments.snapshot_routes import router as snapshot_router
 from arl_gateway.http.dependencies import require_root_read
 from arl_gateway.http.key_check import KeyCheck
+from arl_gateway.nodes.routes import join_router
+from arl_gateway.nodes.routes import router as node_router
 from arl_gateway.openapi import customize_openapi
 from arl_gateway.reward_services.routes import router as reward_router
 from arl_gateway.reward_services.score_routes import router as score_router

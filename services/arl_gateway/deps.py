@@ -12,8 +12,6 @@ from arl_gateway.actions.traces import TraceService
 from arl_gateway.actions.waiters import ActionWaiters
 from arl_gateway.admin.consistency import ConsistencyService
 from arl_gateway.admin.keys import KeyAdmin
-from arl_gateway.admin.node_join import NodeJoin
-from arl_gateway.admin.nodes import NodeAdmin
 from arl_gateway.admin.projects import ProjectAdmin
 from arl_gateway.admin.queues import QueueAdmin
 from arl_gateway.admin.scheduler_reports import CapacityService, StragglerService
@@ -27,6 +25,8 @@ from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.auth import KeyAuthenticator
 from arl_gateway.http.rate_limit import RateLimiter
+from arl_gateway.nodes.join import NodeJoin
+from arl_gateway.nodes.service import NodeAdmin
 from arl_gateway.reward_services.score_coalescer import ScoreCoalescer
 from arl_gateway.reward_services.service import RewardServiceAdmin
 from arl_gateway.reward_services.service_directory import ServiceDirectory

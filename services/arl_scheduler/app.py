@@ -13,9 +13,9 @@ from arl_kit.service_client import ServiceClient
 from arl_kit.telemetry.otel import TracePipeline
 from arl_scheduler.inquiry.capacity_planner import ROUND_GRANTS, CapacityPlanner
 from arl_scheduler.inquiry.wait_explainer import WaitExplainer
-from arl_scheduler.joined_nodes import JoinedNodes
 from arl_scheduler.leader.scheduler_traces import SchedulerTraces
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
+from arl_scheduler.queries.joined_node_queries import JoinedNodes
 from arl_scheduler.routes import add_notification_routes, add_query_routes
 from arl_scheduler.settings import SchedulerSettings
 from arl_store.tx import open_store

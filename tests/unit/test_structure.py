@@ -11,6 +11,7 @@ REPEATED_CLASS_NAMES = {"Reward": "arl_bench.peers."}
 """Class names that several modules may define, and where. Each program of `peers` runs under its own server."""
 SQL_MODULES = {
     "arl_store.migrate": "creates roles, keys and partitions as the owner, before any service runs",
+    "arl_store.logins": "creates the roles of services and nodes, as the owner",
     "arl_store.tables": "defines the tables",
     "arl_store.guards": "generates the grants and the trigger from the state machine",
     "arl_store.wake": "listens and notifies",

@@ -25,7 +25,7 @@ from arl_local.join.join_token import JoinToken
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres
 from arl_local.postgres.shared_postgres import authority_certificate, shared_url
 from arl_local.state_dir import StateDir
-from arl_store.join_tokens import NodeNameInUse, RolesNotPermitted, StoredToken, create_token
+from arl_store.join_repository import NodeNameInUse, RolesNotPermitted, StoredToken, create_token
 from arl_store.logins import NodeLogin, node_role_url
 
 __all__ = ["DEFAULT_TTL_S", "CreatedToken", "NotServing", "create_join_token"]

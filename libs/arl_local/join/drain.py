@@ -10,6 +10,7 @@ from pathlib import Path
 import asyncpg
 
 from arl_local.join.credentials import JoinedNode
+from arl_local.join.node_repository import connected_node
 
 __all__ = ["DRAINED_FILE", "drain_node", "main", "reopen_node"]
 
@@ -18,15 +19,6 @@ DRAINED_FILE = "drained-by-node-down"
 _POLL_S = 0.5
 _GRACE_S = 30.0
 """Seconds after the deadline in which the node may still report that its actions have ended."""
-_TIMEOUT_S = 15.0
-
-_LEFT = """
-    select (select count(*) from actions as a where a.node_id = n.id and a.state in ('granted', 'running'))
-           + (select count(*) from environments as e
-               where e.node_id = n.id and e.ended_at is null and e.lost_at is null)
-      from nodes as n
-     where n.name = $1
-"""
 
 
 async def drain_node(joined: JoinedNode, directory: Path, *, deadline_s: float) -> int:
@@ -34,29 +26,23 @@ async def drain_node(joined: JoinedNode, directory: Path, *, deadline_s: float) 
 
     Raises the errors of asyncpg and OSError.
     """
-    connection = await asyncpg.connect(joined.database_url_in(directory), timeout=_TIMEOUT_S)
-    try:
+    async with connected_node(joined, directory) as node:
         (directory / DRAINED_FILE).touch()
-        await connection.fetchval("select drain_own_node($1)", deadline_s)
+        await node.drain(deadline_s)
         ends_at = time.monotonic() + deadline_s + _GRACE_S
         while True:
-            left = int(await connection.fetchval(_LEFT, joined.name) or 0)
+            left = await node.count_left()
             if left == 0 or time.monotonic() > ends_at:
                 return left
             await asyncio.sleep(_POLL_S)
-    finally:
-        await connection.close()
 
 
 async def reopen_node(joined: JoinedNode, directory: Path) -> None:
     """Allow new work on the node if `tangram node down` drained it."""
     if not (directory / DRAINED_FILE).exists():
         return
-    connection = await asyncpg.connect(joined.database_url_in(directory), timeout=_TIMEOUT_S)
-    try:
-        await connection.fetchval("select drain_own_node(null)")
-    finally:
-        await connection.close()
+    async with connected_node(joined, directory) as node:
+        await node.reopen()
     (directory / DRAINED_FILE).unlink()
 
 

@@ -9,13 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import asyncpg
-
 from arl_local.delegated_cgroup import delegation_command
 from arl_local.join.credentials import JoinedNode
 from arl_local.join.drain import reopen_node
 from arl_local.join.exchange import check_database
 from arl_local.join.networks import local_address_towards
+from arl_local.join.node_repository import connected_node
 from arl_local.manager_processes import ManagerProcesses, bracketed_host
 from arl_local.settings_check import check_settings
 from arl_local.state_dir import StateDir, choose_ports
@@ -132,17 +131,8 @@ def _own_address(joined: JoinedNode) -> str:
 
 async def _report(joined: JoinedNode, directory: Path) -> dict[str, object]:
     """Return what the node has registered."""
-    connection = await asyncpg.connect(joined.database_url_in(directory), timeout=15)
-    try:
-        row = await connection.fetchrow(
-            "select driver, capacity::text as capacity, enforced::text as enforced from nodes where name = $1",
-            joined.name,
-        )
-    finally:
-        await connection.close()
-    found: dict[str, object] = {}
-    if row is not None:
-        found = {"driver": row["driver"]} | {name: json.loads(row[name]) for name in ("capacity", "enforced")}
+    async with connected_node(joined, directory) as node:
+        registered = await node.registered()
     return {
         "name": joined.name,
         "kind": joined.kind,
@@ -150,5 +140,5 @@ async def _report(joined: JoinedNode, directory: Path) -> dict[str, object]:
         "gateway_url": joined.gateway_url,
         "version": version("arl-tangram"),
         "system_version": joined.version,
-        **found,
+        **registered,
     }

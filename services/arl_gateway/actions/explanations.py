@@ -4,8 +4,8 @@ from uuid import UUID
 
 from arl_core.domain.states import ActionState
 from arl_gateway.actions.service import ActionService
-from arl_gateway.admin import node_queries
 from arl_gateway.http.auth import Caller
+from arl_gateway.nodes import queries as node_queries
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore
 from arl_wire.actions.action import Action

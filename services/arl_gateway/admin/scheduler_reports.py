@@ -1,8 +1,8 @@
 """Capacity plans and stragglers, computed by the scheduler."""
 
 from arl_gateway.actions import queries
-from arl_gateway.admin import node_queries
 from arl_gateway.http.auth import Caller
+from arl_gateway.nodes import queries as node_queries
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore
 from arl_wire.actions.explanations import StragglerInfo, StragglerListResponse

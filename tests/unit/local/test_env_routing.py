@@ -23,6 +23,7 @@ DECIDED = {
         "admission_url",
         "scheduler_url",
     ),
+    *("credential_id", "node_token_master"),
     *("node_name", "advertise_url", "driver", "launcher_socket", "templates_dir", "snapshots_dir", "engines_dir"),
 }
 """Settings that `tangram up` decides, or that are only for tests."""

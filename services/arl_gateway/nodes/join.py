@@ -3,7 +3,7 @@
 from hashlib import sha256
 
 from arl_gateway.audit_log.queries import insert_node_event
-from arl_store.join_tokens import claim_token, token_by_id
+from arl_store.join_repository import claim_token, token_by_id
 from arl_store.tx import PostgresStore, Row
 from arl_wire.admin.nodes import JoinNodeResponse
 from arl_wire.errors import Forbidden, Unauthenticated

@@ -2,9 +2,9 @@
 
 import json
 
-from arl_gateway.admin import node_queries
 from arl_gateway.audit_log.queries import insert_audit_log
 from arl_gateway.http.auth import ROOT_PROJECT, Caller
+from arl_gateway.nodes import queries as node_queries
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_wire.admin.nodes import ChangeNodeRequest, EnforcementStatus, NodeInfo, NodeListResponse, NodeTemplate

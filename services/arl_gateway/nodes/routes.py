@@ -5,23 +5,14 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Path, Request
 
-from arl_gateway.admin.node_join import NodeJoin
-from arl_gateway.admin.nodes import NodeAdmin
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, AdminWriter, RootAdmin
+from arl_gateway.nodes.join import NodeJoin
+from arl_gateway.nodes.service import NodeAdmin
 from arl_kit.app import error_responses
 from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.admin.nodes import ChangeNodeRequest, JoinNodeResponse, NodeInfo, NodeListResponse
-from arl_wire.errors import (
-    Conflict,
-    DatabaseDiskFull,
-    Forbidden,
-    Internal,
-    NotFound,
-    Unauthenticated,
-    Unavailable,
-    ValidationFailed,
-)
+from arl_wire.errors import Conflict, NotFound
 
 __all__ = ["join_router", "router"]
 
@@ -95,21 +86,16 @@ async def remove_node(name: NodeName, caller: AdminWriter, nodes: NodesDep) -> N
 @join_router.post(
     "/join",
     operation_id="join_node",
-    summary="Exchange a join token",
-    responses=error_responses(Unauthenticated, Forbidden, ValidationFailed, Internal, Unavailable, DatabaseDiskFull),
+    include_in_schema=False,  # a protocol between parts of one version, which no client calls
 )
 async def join_node(
     request: Request,
     join: JoinDep,
-    claim: Annotated[
-        UUID,
-        Header(alias="Idempotency-Key", description="Random value of the node. Repeat it after a lost response"),
-    ],
+    claim: Annotated[UUID, Header(alias="Idempotency-Key")],
 ) -> JoinNodeResponse:
     """Exchange a join token for the credentials of its node, once. `tangram node up --join` calls this.
 
-    The `Authorization` header has the id of the token and a proof that the node knows its secret. Returns 403 with the
-    reason for a token that was used, has expired or belongs to another system.
+    The `Authorization` header has the id of the token and a proof that the node knows its secret.
     """
     used_from = request.client.host if request.client is not None else "unknown"
     return await join.exchange(request.headers.get("authorization", ""), claim=str(claim), used_from=used_from)

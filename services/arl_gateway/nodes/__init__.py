@@ -1,0 +1,1 @@
+"""Administration of nodes, and the exchange of join tokens."""
