@@ -27,7 +27,8 @@ async def drain_node(joined: JoinedNode, directory: Path, *, deadline_s: float) 
     Raises the errors of asyncpg and OSError.
     """
     async with connected_node(joined, directory) as node:
-        (directory / DRAINED_FILE).touch()
+        if not await node.is_cordoned():  # else an administrator cordoned it, and it stays cordoned
+            (directory / DRAINED_FILE).touch()
         await node.drain(deadline_s)
         ends_at = time.monotonic() + deadline_s + _GRACE_S
         while True:

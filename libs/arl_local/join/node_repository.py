@@ -22,6 +22,7 @@ _COUNT_LEFT = """
       from nodes as n
      where n.name = $1
 """
+_IS_CORDONED = "select cordoned_at is not null from nodes where name = $1"
 _REGISTERED = "select driver, capacity::text as capacity, enforced::text as enforced from nodes where name = $1"
 
 
@@ -38,6 +39,10 @@ class NodeConnection:
     async def reopen(self) -> None:
         """Allow new work. A drain in progress stops."""
         await self._connection.fetchval(_DRAIN, None)
+
+    async def is_cordoned(self) -> bool:
+        """Return True if nothing new is placed on the node."""
+        return bool(await self._connection.fetchval(_IS_CORDONED, self._name))
 
     async def count_left(self) -> int:
         """Return the number of granted or running actions and of environments."""

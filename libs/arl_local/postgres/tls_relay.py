@@ -23,7 +23,7 @@ from arl_core.domain.states import MANAGER_ROLES
 from arl_kit.settings import load_settings
 from arl_store.guards import role_name
 
-__all__ = ["DatabaseRelay", "RelaySettings", "node_role_of"]
+__all__ = ["DatabaseRelay", "RelaySettings", "node_role_of", "tls_context"]
 
 _PROTOCOL_3, _CANCEL_REQUEST = 0x30000, 80877102
 _MAX_STARTUP_BYTES = 10_000
@@ -136,7 +136,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
             await writer.wait_closed()
 
 
-def _tls_context(certificate_pem: str, key_pem: str) -> ssl.SSLContext:
+def tls_context(certificate_pem: str, key_pem: str) -> ssl.SSLContext:
     """Return the context of the server. OpenSSL reads the key from a file, which exists in memory only."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     memory = os.memfd_create("tangram-server-key")
@@ -150,7 +150,7 @@ def _tls_context(certificate_pem: str, key_pem: str) -> ssl.SSLContext:
 
 
 async def _run(settings: RelaySettings) -> None:
-    context = _tls_context(settings.certificate_pem, settings.key_pem.get_secret_value())
+    context = tls_context(settings.certificate_pem, settings.key_pem.get_secret_value())
     relay = DatabaseRelay(settings.socket, database=settings.database, networks=settings.networks)
     server = await asyncio.start_server(
         relay.serve,

@@ -1,0 +1,92 @@
+"""Test the relay through which nodes of other machines reach the embedded Postgres."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from ipaddress import ip_network
+from pathlib import Path
+from urllib.parse import urlencode
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from arl_local.postgres.certificates import issue_server_certificate
+from arl_local.postgres.tls_relay import DatabaseRelay, tls_context
+from arl_store.logins import NodeLogin, database_of
+from arl_store.migrate import upgrade
+from support.postgres import PASSWORDS, Databases
+
+LOGIN = NodeLogin("cpu", "n", "password")
+
+
+class Relay:
+    def __init__(self, database: str, port: int, authority: Path) -> None:
+        self.database, self.port, self.authority = database, port, authority
+
+    def url(self, role: str, password: str, *, database: str | None = None) -> str:
+        query = {"sslmode": "verify-full", "sslnegotiation": "direct", "sslrootcert": str(self.authority)}
+        return f"postgresql://{role}:{password}@127.0.0.1:{self.port}/{database or self.database}?{urlencode(query)}"
+
+    def node_url(self) -> str:
+        return self.url(LOGIN.role(self.database), LOGIN.password)
+
+
+@pytest_asyncio.fixture
+async def relay(
+    databases: Databases, database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Relay]:
+    await upgrade(database, PASSWORDS, nodes=[LOGIN])
+    network = getattr(request, "param", "127.0.0.0/8")
+    files = issue_server_certificate(tmp_path / "tls", "127.0.0.1")
+    served = DatabaseRelay(databases.server.socket, database=database_of(database), networks=[ip_network(network)])
+    context = tls_context(files.certificate.read_text(), files.key.read_text())
+    server = await asyncio.start_server(served.serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield Relay(database_of(database), server.sockets[0].getsockname()[1], files.authority)
+
+
+async def test_node_connects_over_tls_with_its_role(relay: Relay) -> None:
+    connection = await asyncpg.connect(relay.node_url())
+    assert await connection.fetchval("select session_user::text") == LOGIN.role(relay.database)
+    assert len(await connection.fetchval("select repeat('x', 3000000)")) == 3_000_000
+    await connection.close()
+
+
+async def test_wrong_password_is_refused_by_postgres(relay: Relay) -> None:
+    with pytest.raises(asyncpg.InvalidPasswordError):
+        await asyncpg.connect(relay.url(LOGIN.role(relay.database), "wrong"))
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "cpu"])
+async def test_role_of_a_service_is_refused_with_the_right_password(relay: Relay, role: str) -> None:
+    with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError, match="only nodes that joined"):
+        await asyncpg.connect(relay.url(f"{relay.database}_{role}", PASSWORDS[role]))
+
+
+@pytest.mark.parametrize("relay", ["10.9.0.0/16"], indirect=True)
+async def test_address_outside_the_networks_is_refused(relay: Relay) -> None:
+    with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError, match="outside the networks"):
+        await asyncpg.connect(relay.node_url())
+
+
+async def test_certificate_of_another_authority_is_refused_by_the_node(relay: Relay, tmp_path: Path) -> None:
+    relay.authority = issue_server_certificate(tmp_path / "other", "127.0.0.1").authority
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await asyncpg.connect(relay.node_url())
+
+
+async def test_connection_without_tls_is_refused(relay: Relay) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+    writer.write(b"\0\0\0\x08\x04\xd2\x16\x2f")  # Postgres's request for TLS
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_authority_stays_the_same_at_the_next_start(tmp_path: Path) -> None:
+    first = issue_server_certificate(tmp_path, "127.0.0.1")
+    authority, certificate = first.authority.read_text(), first.certificate.read_text()
+    second = issue_server_certificate(tmp_path, "10.0.0.1")
+    assert second.authority.read_text() == authority
+    assert second.certificate.read_text() != certificate
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
