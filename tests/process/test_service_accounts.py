@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,40 +11,32 @@ from pathlib import Path
 import httpx
 import pytest
 
-from arl_kit.child_process import UnixAccount
 from arl_local.service_accounts import account_problem, service_accounts
 from arl_local.supervisor import ProcessSpec
 from support.conditions import eventually
+from support.reachable_python import STRANGER, a_reachable_python, an_open_directory
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes under other uids")
 
-STRANGER = UnixAccount(uid=0x60000001, gid=0x60000000)
-CHECKOUT = Path(__file__).parents[2]
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    with an_open_directory() as directory:
+        yield directory
 
 
 @pytest.fixture
-def reachable_python(tmp_path: Path) -> str:
+def reachable_python(open_directory: Path) -> str:
     """Return an interpreter with our packages that any user can run, or skip the test."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for base in (sys.executable, f"/usr/bin/{version}"):
-        if os.path.exists(base) and _can_run(base):
-            break
-    else:
-        pytest.skip("no interpreter of this version that an unprivileged user can run")
-    venv = tmp_path / "venv"
-    subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True)
-    packages = [sysconfig.get_path("purelib"), str(CHECKOUT / "libs"), str(CHECKOUT / "services")]
-    (venv / "lib" / version / "site-packages" / "ours.pth").write_text("\n".join(packages) + "\n")
-    for place in (tmp_path, *tmp_path.parents):
-        if place.stat().st_mode & 0o005 != 0o005 and place != Path(tmp_path.anchor):
-            place.chmod(0o755)
-    return str(venv / "bin" / "python")
+    return a_reachable_python(open_directory)
 
 
 @pytest.mark.slow
-async def test_services_of_root_run_under_unprivileged_uids_of_their_own(reachable_python: str, tmp_path: Path) -> None:
+async def test_services_of_root_run_under_unprivileged_uids_of_their_own(
+    reachable_python: str, open_directory: Path
+) -> None:
     endpoints = {"TANGRAM_ENDPOINTS": json.dumps({"a": {"url": "https://a.example"}})}
-    with running(reachable_python, tmp_path / "state", endpoints) as state:
+    with running(reachable_python, open_directory / "state", endpoints) as state:
         await eventually(lambda: _phase(state) == "ready", timeout_s=90)
         assert (state / "service_account").read_text() == "own"
         pids = {name: entry["pid"] for name, entry in _processes(state)["processes"].items()}
@@ -61,17 +51,17 @@ async def test_services_of_root_run_under_unprivileged_uids_of_their_own(reachab
         assert action["outcome"] == "ok"
 
 
-def test_file_that_the_account_cannot_read_is_named(tmp_path: Path, reachable_python: str) -> None:
-    (secret := tmp_path / "certificate").touch(mode=0o600)
+def test_file_that_the_account_cannot_read_is_named(open_directory: Path, reachable_python: str) -> None:
+    (secret := open_directory / "certificate").touch(mode=0o600)
     problem = account_problem([_spec(secret)], STRANGER, python=reachable_python)
     assert problem == f"not readable: {secret}"
 
 
 @pytest.mark.parametrize(("mode", "problem"), [(0o600, "not readable: {}"), (0o644, None)])
 def test_key_file_decides_whether_the_broker_can_have_an_account(
-    tmp_path: Path, reachable_python: str, mode: int, problem: str | None
+    open_directory: Path, reachable_python: str, mode: int, problem: str | None
 ) -> None:
-    (key := tmp_path / "key").touch(mode=mode)
+    (key := open_directory / "key").touch(mode=mode)
     endpoints = {"a": {"url": "https://a.example", "key_file": str(key)}, "b": {"url": "https://b.example"}}
     env = {"TANGRAM_DATABASE_URL": "postgresql://nowhere", "TANGRAM_ENDPOINTS": json.dumps(endpoints)}
     found = account_problem(
@@ -90,8 +80,8 @@ def test_interpreter_that_the_account_cannot_run_is_a_problem(tmp_path: Path) ->
 
 def test_accounts_of_two_systems_differ(tmp_path: Path) -> None:
     first, second = service_accounts(tmp_path / "a"), service_accounts(tmp_path / "b")
-    assert first.keys() == second.keys() == {"admission", "scheduler", "gateway", "api"}
-    assert len({account.uid for account in (*first.values(), *second.values())}) == 8
+    assert first.keys() == second.keys() == {"admission", "scheduler", "gateway", "api", "database-relay"}
+    assert len({account.uid for account in (*first.values(), *second.values())}) == 10
 
 
 @contextmanager
@@ -127,11 +117,3 @@ def _ids_of(pid: int, field: str, *, base: int = 10) -> set[int]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     [line] = [line for line in lines if line.startswith(f"{field}:")]
     return {int(number, base) for number in line.split()[1:]}
-
-
-def _can_run(python: str) -> bool:
-    try:
-        done = subprocess.run([python, "-V"], user=STRANGER.uid, group=STRANGER.gid, extra_groups=[], check=False)
-    except PermissionError:
-        return False
-    return done.returncode == 0

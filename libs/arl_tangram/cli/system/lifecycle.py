@@ -90,6 +90,8 @@ def up(
     has_settings = bool(host or listen or network or port or cores or driver or unsafe_local or take_over)
     if host and listen:
         fail("--host and --listen exclude each other: the gateway has the address of --listen", EXIT_USAGE)
+    if (state.directory / "node.json").exists():
+        fail(f"{state.directory} belongs to `tangram node up`; choose another state directory: --dir", EXIT_USAGE)
     _refuse_settings_of_running_system(state, has_settings=has_settings)
     if state.supervisor_pid() is None:
         arguments = _supervisor_arguments(state, host or _HOST, port, cores, "unsafe-local" if unsafe_local else driver)

@@ -81,7 +81,12 @@ def node_up(
     state = LocalState(directory)
     if (token is None) is not (join is None) and not (state.directory / "node.json").exists():
         fail("--join and --token belong together; `tangram nodes join-token create` prints both", EXIT_USAGE)
-    if state.supervisor_pid() is None:
+    is_running = state.supervisor_pid() is not None
+    if is_running and not (state.directory / "node.json").exists():
+        fail(
+            f"{state.directory} belongs to `tangram up`; choose another state directory for the node: --dir", EXIT_USAGE
+        )
+    if not is_running:
         arguments = _arguments(state, join, address, port, cores, "unsafe-local" if unsafe_local else driver)
         # The token is not an argument: other users see the arguments of a process.
         variables = {_TOKEN: token} if token is not None else {}
