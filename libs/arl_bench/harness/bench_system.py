@@ -18,7 +18,15 @@ from arl_bench.harness.process_usage import tree_cpu_s
 from arl_tangram.async_client import AsyncTangram
 from arl_wire.errors import Unavailable
 
-__all__ = ["BenchSystem", "NoSandbox", "bench_system"]
+__all__ = [
+    "POLL_INTERVAL_S",
+    "START_TIMEOUT_S",
+    "BenchSystem",
+    "NoSandbox",
+    "bench_system",
+    "read_phase",
+    "stop_supervisor",
+]
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
@@ -70,9 +78,12 @@ def bench_system(
     driver: str = "namespaces",
     cores: int | None = None,
     nodes: int = 1,
+    listen: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[BenchSystem]:
     """Run a separate system. Several nodes with `cores` each are possible if they are simulated.
+
+    With `listen`, an address of this machine, other nodes can join it.
 
     Raises `Unavailable` with the last output of the system if it does not start.
     """
@@ -80,6 +91,7 @@ def bench_system(
         directory = Path(path)
         command = [sys.executable, "-m", "arl_local", "--dir", path]
         options = ["--driver", driver, "--nodes", str(nodes), *(("--cores", str(cores)) if cores else ())]
+        options += ["--listen", listen] if listen else []
         with (directory / "up.log").open("wb") as words:
             process = subprocess.Popen(
                 [*command, *options, "--until-eof"],
@@ -93,7 +105,7 @@ def bench_system(
             _wait_until_ready(directory, process)
             yield BenchSystem(directory, process.pid)
         finally:
-            _stop(process)
+            stop_supervisor(process)
             subprocess.run([*command, "--purge"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
@@ -104,7 +116,7 @@ def _inherited_environment() -> dict[str, str]:
 
 def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes]) -> None:
     ends_at = time.monotonic() + START_TIMEOUT_S
-    while _read_phase(directory) != "ready":
+    while read_phase(directory) != "ready":
         if process.poll() is not None or time.monotonic() > ends_at:
             words = (directory / "up.log").read_text(errors="replace").strip()
             what = NoSandbox if process.returncode == EXIT_NO_SANDBOX else Unavailable
@@ -112,14 +124,15 @@ def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes]) -> None
         time.sleep(POLL_INTERVAL_S)
 
 
-def _read_phase(directory: Path) -> str | None:
+def read_phase(directory: Path) -> str | None:
+    """Return the phase that a supervisor has published, or None."""
     try:
         return str(json.loads((directory / "processes.json").read_text())["phase"])
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop_supervisor(process: subprocess.Popen[bytes]) -> None:
     """Close the standard input of the supervisor, which makes it drain, and wait for its end."""
     if process.stdin is not None:
         process.stdin.close()

