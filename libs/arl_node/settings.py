@@ -1,6 +1,9 @@
+import hashlib
+import os
 import socket
+from pathlib import Path
 from typing import Annotated, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 
@@ -62,6 +65,15 @@ class ManagerSettings(ServiceSettings):
     poll_busy_s: float = Field(default=1.0, gt=0, le=1.0, description="Seconds between polls while the node has work")
     poll_idle_s: float = Field(default=8.0, gt=0, description="Maximum seconds between polls without work")
 
+    spool_dir: Path | None = Field(
+        default=None,
+        description="Directory in which this node stores results that Postgres does not accept at once. Absent:"
+        " `$XDG_STATE_HOME/tangram/spool`, else `~/.local/state/tangram/spool`",
+    )
+    spool_mib: int = Field(
+        default=256, ge=1, le=1 << 20, description="Maximum size of the stored results of this node in MiB"
+    )
+
     @model_validator(mode="after")
     def _check_advertise_url(self) -> Self:
         if self.host in WILDCARD_ADDRESSES and self.advertise_url is None:
@@ -83,3 +95,19 @@ class ManagerSettings(ServiceSettings):
     def url(self) -> str:
         """Return the address of this manager for other services."""
         return self.advertise_url or f"http://{self.host}:{self.port}"
+
+    @property
+    def spool_path(self) -> Path:
+        """Return the directory of this node's results. It is another one for each node and each database."""
+        url = urlsplit(self.database_url.get_secret_value())
+        address = f"{url.netloc.rpartition('@')[2]}{url.path}?{','.join(parse_qs(url.query).get('host', []))}"
+        digest = hashlib.sha256(f"{self.node_name} {address}".encode()).hexdigest()
+        return (self.spool_dir or _default_spool_dir()) / f"{quote(self.node_name, safe='')[:64]}-{digest[:16]}"
+
+
+def _default_spool_dir() -> Path:
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a user without a home directory
+        home = "/var/lib"
+    return Path(home) / "tangram" / "spool"
