@@ -55,7 +55,10 @@ class ResultSpool:
         return len(self._paths)
 
     def scan(self) -> Sequence[Fence]:
-        """Find the results of earlier processes and return their fences, oldest first. Incomplete files are removed."""
+        """Find the results of earlier processes and return their fences, oldest first. Incomplete files are removed.
+
+        Raises OSError.
+        """
         with self._lock:
             self._paths, self._sizes, self.used_bytes = {}, {}, 0
             for path in sorted(self.directory.iterdir()) if self.directory.is_dir() else ():
@@ -80,13 +83,10 @@ class ResultSpool:
         return None
 
     def read(self, fence: Fence) -> SpooledResult | None:
-        """Return a result, or None if its file is damaged or gone."""
+        """Return a result, or None if its file is damaged. Raises OSError."""
         with self._lock:
-            path = self._paths.get(fence)
-        try:
-            return _decode(fence, path.read_bytes()) if path is not None else None
-        except FileNotFoundError:
-            return None
+            path = self._paths[fence]
+        return _decode(fence, path.read_bytes())
 
     def remove(self, fences: Iterable[Fence]) -> None:
         """Remove results that are no longer needed. An empty directory is removed too. Raises OSError."""

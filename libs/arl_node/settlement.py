@@ -122,11 +122,9 @@ class ReportSettler(Generic[ReportT]):
     async def replay(self) -> None:
         """Settle the results that earlier processes spooled, oldest first. Raises the errors of the database."""
         pending: list[SpooledResult] = []
-        for fence in await asyncio.to_thread(self._spool.scan):
-            result = await asyncio.to_thread(self._spool.read, fence)
+        for fence in await self._scan():
+            result = await self._read(fence)
             if result is None:
-                self._metrics.damaged.inc()
-                await self._remove([fence])
                 continue
             pending.append(result)
             if len(pending) >= MAX_SETTLE_BATCH or sum(len(each.body) for each in pending) >= MAX_REPLAY_BYTES:
@@ -225,6 +223,26 @@ class ReportSettler(Generic[ReportT]):
                 await asyncio.to_thread(self._spool.remove, spooled)
             except OSError as error:
                 log.warning("results could not be removed from the spool: %s", error)
+
+    async def _scan(self) -> Sequence[Fence]:
+        try:
+            return await asyncio.to_thread(self._spool.scan)
+        except OSError as error:
+            log.error("results of an earlier process cannot be read from the spool (TANGRAM_SPOOL_DIR): %s", error)
+            return ()
+
+    async def _read(self, fence: Fence) -> SpooledResult | None:
+        """Read a result. A damaged file is removed; one that cannot be read stays for the next process."""
+        try:
+            result = await asyncio.to_thread(self._spool.read, fence)
+        except OSError as error:
+            log.error("the spooled result of action %s, grant %d, cannot be read: %s", *fence, error)
+            self._metrics.damaged.inc()
+            return None
+        if result is None:
+            self._metrics.damaged.inc()
+            await self._remove([fence])
+        return result
 
     async def _replay_batch(self, results: Sequence[SpooledResult]) -> None:
         for epoch, group in groupby(results, key=lambda each: each.epoch):

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
@@ -147,8 +147,13 @@ async def restarting(system: System, *names: str) -> AsyncIterator[None]:
 
     async def keep(name: str) -> None:
         while True:
-            with suppress(RuntimeError, TimeoutError):
+            try:
                 await system.start(name)
+            except RuntimeError:
+                continue  # it ended
+            except TimeoutError:
+                system.kill(name)
+            else:
                 return
 
     tasks = [asyncio.create_task(keep(name)) for name in names]

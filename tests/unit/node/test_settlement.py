@@ -199,6 +199,22 @@ async def test_results_that_cannot_be_written_settle_from_memory(database: Datab
     assert (len(database.accepted), node.settler.has_unspooled) == (1, False)
 
 
+async def test_unreadable_results_block_neither_the_start_nor_other_results(database: Database, tmp_path: Path) -> None:
+    await Node(database, tmp_path / ("x" * 300)).settler.replay()  # no file can have this name
+    first = Node(database, tmp_path)
+    bad, good = await first.end_on_disk(), await first.end_on_disk()
+    await first.die()
+    [file] = (tmp_path / "spool").glob(f"*.{bad.action_id}.*")
+    file.unlink()
+    file.mkdir()
+    database.error = None
+    second = Node(database, tmp_path)
+    await second.settler.replay()
+    assert database.accepted == [(good, first.epoch)]
+    assert await second.count("results_damaged_total") == 1
+    assert list((tmp_path / "spool").iterdir()) == [file]
+
+
 async def test_stopped_process_writes_results_that_are_not_settled(database: Database, tmp_path: Path) -> None:
     database.error, database.hangs = None, True
     node = Node(database, tmp_path, spool_after_s=600)
