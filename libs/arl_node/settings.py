@@ -98,11 +98,15 @@ class ManagerSettings(ServiceSettings):
 
     @property
     def spool_path(self) -> Path:
-        """Return the directory of this node's results. It is another one for each node and each database."""
+        """Return the directory of this node's results. Systems on one machine may share the default `spool_dir`."""
+        name = f"{quote(self.node_name, safe='')[:64]}-{hashlib.sha256(self.node_name.encode()).hexdigest()[:8]}"
+        return self.spool_dir / name if self.spool_dir else _default_spool_dir() / f"{name}-{self._database_digest}"
+
+    @property
+    def _database_digest(self) -> str:
         url = urlsplit(self.database_url.get_secret_value())
         address = f"{url.netloc.rpartition('@')[2]}{url.path}?{','.join(parse_qs(url.query).get('host', []))}"
-        digest = hashlib.sha256(f"{self.node_name} {address}".encode()).hexdigest()
-        return (self.spool_dir or _default_spool_dir()) / f"{quote(self.node_name, safe='')[:64]}-{digest[:16]}"
+        return hashlib.sha256(address.encode()).hexdigest()[:16]
 
 
 def _default_spool_dir() -> Path:
