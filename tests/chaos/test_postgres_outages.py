@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from arl_store.migrate import role_url
+from arl_store.logins import role_url
 from support.conditions import eventually
 from support.endpoint import Asked, External, external
 from support.outages import (
