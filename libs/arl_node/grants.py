@@ -6,7 +6,8 @@ Each service implements `NodeBackend` for its resources and for the statements o
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, Protocol
 from uuid import UUID
 
 from arl_core.domain.model import Fence
@@ -19,15 +20,16 @@ from arl_kit.service_client import ServiceClient
 from arl_node import repository
 from arl_node.heartbeat import LeaseHeartbeat, wait_until_name_is_free
 from arl_node.metrics import ManagerMetrics
+from arl_node.result_spool import ResultSpool
 from arl_node.settings import ManagerSettings
-from arl_store.tx import PostgresStore, Row, WriteTx, is_temporary
+from arl_node.settlement import AttemptReport, ReportCodec, ReportSettler, ReportT
+from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_store.wake import WakeNotifier
 from arl_wire.internal.node import GrantPayload
 from arl_wire.internal.scheduler import FencePayload, ResourcesFreedNotification, RunReport
 
-__all__ = ["ActiveActionRow", "AttemptReport", "GrantLifecycle", "NodeBackend", "fence_of", "grant_of"]
+__all__ = ["ActiveActionRow", "GrantLifecycle", "NodeBackend", "fence_of", "grant_of"]
 
-SETTLE_RETRY_S = 0.5
 MAX_START_BATCH = 32
 """Attempts per start statement. The statement returns their specs, and each may have megabytes."""
 
@@ -37,32 +39,7 @@ ActiveActionRow = Mapping[str, Any]
 """A granted or running row as a poll reads it: the columns of `arl_node.repository.ACTIVE_ON_NODE`."""
 
 
-class AttemptReport(Protocol):
-    """The end of one attempt."""
-
-    @property
-    def fence(self) -> Fence: ...
-    @property
-    def outcome(self) -> str: ...
-    @property
-    def run_us(self) -> int:
-        """Return the run time in microseconds."""
-
-    @property
-    def cpu_us(self) -> int:
-        """Return the processor time in microseconds."""
-
-    @property
-    def weight(self) -> int:
-        """Bytes in the statement that settles it."""
-        ...
-
-
-ReportT = TypeVar("ReportT", bound=AttemptReport)
-ReportT_contra = TypeVar("ReportT_contra", bound=AttemptReport, contravariant=True)
-
-
-class NodeBackend(Protocol[ReportT_contra]):
+class NodeBackend(ReportCodec[ReportT], Protocol[ReportT]):
     """The part of a manager that depends on the node: allocations, execution, and the statements of its transitions."""
 
     @property
@@ -105,15 +82,18 @@ class NodeBackend(Protocol[ReportT_contra]):
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End attempts; each still reports."""
 
-    async def settle(self, reports: Sequence[ReportT_contra]) -> Sequence[Row]:
-        """Commit outcomes and return the rows of `arl_node.repository.EDGE_ROWS`; a lost fence has none."""
+    async def settle(self, reports: Sequence[ReportT], *, epoch: UUID) -> Sequence[Row]:
+        """Commit outcomes and return the rows of `arl_node.repository.EDGE_ROWS`; a lost fence has none.
+
+        `epoch` is the node's epoch under which the attempts were granted.
+        """
         ...
 
     def allocated_core_s(self, fence: Fence) -> float:
         """Return the core-seconds that this attempt has allocated so far; 0 on a node without cores."""
         ...
 
-    def on_settled(self, report: ReportT_contra) -> None:
+    def on_settled(self, report: ReportT) -> None:
         """Handle a committed outcome, before the allocation is released."""
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
@@ -139,7 +119,13 @@ class GrantLifecycle(Generic[ReportT]):
         self._failpoints = Failpoints(settings.failpoints)
         self._killed: set[Fence] = set()
         self._start_batcher: Batcher[Fence, None] = Batcher(self._start_batch, max_batch=MAX_START_BATCH)
-        self._settle_batcher: Batcher[ReportT, None] = Batcher(self._settle_batch, max_batch=200)
+        self._settler = ReportSettler(
+            self._settle_in_one_statement,
+            backend,
+            ResultSpool(settings.spool_path, max_bytes=settings.spool_mib << 20),
+            epoch=lambda: self.epoch,
+            metrics=metrics,
+        )
         self._poll_loop = PollLoop(
             "manager poll", backend.poll, busy_s=settings.poll_busy_s, idle_s=settings.poll_idle_s
         )
@@ -166,8 +152,13 @@ class GrantLifecycle(Generic[ReportT]):
         """Return the number of times that the lease lapsed and was renewed."""
         return self._heartbeat.lease_lapses if self._heartbeat is not None else 0
 
-    async def wait_until_name_is_free(self, node: Mapping[str, Any]) -> None:
-        """Return when the node may register. Raises `NodeNameTaken` if another live node has its name."""
+    async def prepare_registration(self, node: Mapping[str, Any]) -> None:
+        """Settle the results that an earlier process spooled, then return when the node may register.
+
+        A new registration may take the fences of that process. Raises `NodeNameTaken` if another live node has the
+        name.
+        """
+        await self._settler.replay()
         await wait_until_name_is_free(
             self._store, node, ttl_s=self._settings.node_ttl_s, check_interval_s=self._settings.beat_s / 2
         )
@@ -192,15 +183,19 @@ class GrantLifecycle(Generic[ReportT]):
         await self._poll_loop.stop()
 
     async def stop(self) -> None:
-        """Settle attempts that have ended, then stop the heartbeat."""
+        """Settle or spool the results of ended attempts, then stop the heartbeat."""
         if self._background_tasks:
             await asyncio.wait(self._background_tasks, timeout=5.0)
+        await self._settler.stop()
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
     async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
-        """Accept copies of granted rows. Known fences are ignored; grants that do not fit are re-queued."""
-        if epoch != self.epoch or not self.can_start:
+        """Accept copies of granted rows. Known fences are ignored; grants that do not fit are re-queued.
+
+        Nothing is accepted while results are only in memory that belong on disk: more would then be lost in a crash.
+        """
+        if epoch != self.epoch or not self.can_start or self._settler.has_unspooled:
             return
         refused = []
         grants = list(grants)
@@ -281,14 +276,7 @@ class GrantLifecycle(Generic[ReportT]):
 
     async def settle(self, report: ReportT) -> None:
         """Return when the database has accepted the report. Failures are retried."""
-        while True:
-            try:
-                await self._settle_batcher.submit(report, weight=report.weight)
-            except Exception as error:  # noqa: BLE001 - the report is kept until the database accepts it
-                log.warning("settling of %s failed, trying again: %r", report.fence, error)
-                await asyncio.sleep(SETTLE_RETRY_S)
-            else:
-                return
+        await self._settler.settle(report)
 
     def notify_freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence], runs: Iterable[ReportT] = ()) -> None:
         """Notify the scheduler that the resources of these attempts are free, best effort."""
@@ -321,22 +309,10 @@ class GrantLifecycle(Generic[ReportT]):
         await self._backend.launch(started)
         return [None] * len(fences)
 
-    async def _settle_batch(self, reports: Sequence[ReportT]) -> Sequence[Exception | None]:
-        """Settle reports in one statement.
-
-        After a permanent error settle each alone, so that one does not block the others.
-        """
-        try:
-            await self._settle_in_one_statement(reports)
-        except Exception as error:  # noqa: BLE001 - raised to each reporter, which retries
-            if len(reports) == 1 or is_temporary(error):
-                return [error] * len(reports)
-            return [(await self._settle_batch([report]))[0] for report in reports]
-        return [None] * len(reports)
-
-    async def _settle_in_one_statement(self, reports: Sequence[ReportT]) -> None:
+    async def _settle_in_one_statement(self, reports: Sequence[ReportT], epoch: UUID) -> Set[Fence]:
+        """Settle reports and release their attempts. Return the fences whose rows changed."""
         self._failpoints.hit("manager.after_exit_before_settle")
-        rows = await self._backend.settle(reports)
+        rows = await self._backend.settle(reports, epoch=epoch)
         settled = {Fence(row.id, row.grant_no) for row in rows if row.state == ActionState.SETTLED}
         requeued = {Fence(row.id, row.grant_no) for row in rows} - settled
         cpu_us = {report.fence: report.cpu_us for report in reports}
@@ -349,7 +325,9 @@ class GrantLifecycle(Generic[ReportT]):
         runs = {each.fence: each for each in reports if each.fence in settled and each.outcome in COMPLETED_OUTCOMES}
         self.notify_freed([each for each in fences if each not in runs], requeued=requeued, runs=runs.values())
         self._metrics.record_settled(rows, core_times, batch_size=len(reports))
-        await self._backend.acknowledge(fences)
+        with suppress(ConnectionError):  # the executor has ended, and its reports with it
+            await self._backend.acknowledge(fences)
+        return settled | requeued
 
     async def _update_gauges(self) -> None:
         self._metrics.running.set(len(self._backend.fences))

@@ -4,10 +4,11 @@ from arl_core.domain.model import Fence
 from arl_core.domain.states import ActionState
 from arl_kit.action_metrics import ActionMetrics, CoreTime, TaskLabels
 from arl_kit.metrics import SIZE_BUCKETS, Metrics
+from arl_node.result_spool import ResultSpool
 from arl_store.queue_repository import names_of_own_tasks
 from arl_store.tx import PostgresStore, Row
 
-__all__ = ["ManagerMetrics"]
+__all__ = ["ManagerMetrics", "SpoolMetrics"]
 
 
 class ManagerMetrics:
@@ -49,3 +50,22 @@ class ManagerMetrics:
         self._settle_batch_size.observe(batch_size)
         self._requeued.inc(sum(row.state == ActionState.QUEUED for row in rows))
         self._actions.record(rows, core_times)
+
+
+class SpoolMetrics:
+    """The metrics of the results on disk."""
+
+    def __init__(self, metrics: Metrics, spool: ResultSpool) -> None:
+        self.spooled = metrics.counter(
+            "results_spooled", "Results written to the spool because Postgres was unavailable"
+        )
+        self.replayed = metrics.counter("results_replayed", "Spooled results that Postgres accepted")
+        self.refused = metrics.counter(
+            "results_refused", "Spooled results dropped because their attempt no longer had its fence"
+        )
+        self.unspooled = metrics.counter(
+            "results_unspooled", "Results that stayed in memory only because the spool could not take them"
+        )
+        self.damaged = metrics.counter("results_damaged", "Spooled results that could not be read")
+        metrics.gauge_function("spool_results", "Results in the spool", lambda: len(spool))
+        metrics.gauge_function("spool_bytes", "Size of the results in the spool", lambda: spool.used_bytes)

@@ -1,6 +1,9 @@
+import hashlib
+import os
 import socket
+from pathlib import Path
 from typing import Annotated, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 
@@ -62,6 +65,15 @@ class ManagerSettings(ServiceSettings):
     poll_busy_s: float = Field(default=1.0, gt=0, le=1.0, description="Seconds between polls while the node has work")
     poll_idle_s: float = Field(default=8.0, gt=0, description="Maximum seconds between polls without work")
 
+    spool_dir: Path | None = Field(
+        default=None,
+        description="Directory in which this node stores results that Postgres does not accept at once. Absent:"
+        " `$XDG_STATE_HOME/tangram/spool`, else `~/.local/state/tangram/spool`",
+    )
+    spool_mib: int = Field(
+        default=256, ge=1, le=1 << 20, description="Maximum size of the stored results of this node in MiB"
+    )
+
     @model_validator(mode="after")
     def _check_advertise_url(self) -> Self:
         if self.host in WILDCARD_ADDRESSES and self.advertise_url is None:
@@ -83,3 +95,23 @@ class ManagerSettings(ServiceSettings):
     def url(self) -> str:
         """Return the address of this manager for other services."""
         return self.advertise_url or f"http://{self.host}:{self.port}"
+
+    @property
+    def spool_path(self) -> Path:
+        """Return the directory of this node's results. Systems on one machine may share the default `spool_dir`."""
+        name = f"{quote(self.node_name, safe='')[:64]}-{hashlib.sha256(self.node_name.encode()).hexdigest()[:8]}"
+        return self.spool_dir / name if self.spool_dir else _default_spool_dir() / f"{name}-{self._database_digest}"
+
+    @property
+    def _database_digest(self) -> str:
+        url = urlsplit(self.database_url.get_secret_value())
+        address = f"{url.netloc.rpartition('@')[2]}{url.path}?{','.join(parse_qs(url.query).get('host', []))}"
+        return hashlib.sha256(address.encode()).hexdigest()[:16]
+
+
+def _default_spool_dir() -> Path:
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # a user without a home directory
+        home = "/var/lib"
+    return Path(home) / "tangram" / "spool"

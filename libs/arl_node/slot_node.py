@@ -6,7 +6,8 @@ from uuid import UUID
 
 from arl_core.capacity.ledger import ResourceLedger, fits
 from arl_core.domain.model import Fence, Resources
-from arl_node.grants import ActiveActionRow, GrantLifecycle, ReportT, fence_of, grant_of
+from arl_node.grants import ActiveActionRow, GrantLifecycle, fence_of, grant_of
+from arl_node.settlement import ReportT
 from arl_wire.internal.node import GrantPayload
 
 __all__ = ["SlotNode"]

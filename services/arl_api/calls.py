@@ -2,10 +2,11 @@
 
 import json
 import time
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
+from uuid import UUID
 
 from arl_core.domain.model import Fence
 from arl_node.timeline import AttemptTimeline
@@ -45,6 +46,22 @@ class CallReport:
     def weight(self) -> int:
         """Return the size in bytes of the report in the statement that settles it."""
         return len(self.endpoint_response.body) if self.endpoint_response is not None else 0
+
+    def encode(self) -> bytes:
+        """Return the report as bytes for the spool."""
+        values = asdict(self) | {"fence": [str(self.fence.action_id), self.fence.grant_no]}
+        if (response := values["endpoint_response"]) is not None:
+            response["body"] = b64encode(response["body"]).decode()
+        return json.dumps(values).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "CallReport":
+        """Return the report of `encode`. Raises LookupError, TypeError or ValueError for other data."""
+        values = json.loads(data)
+        action_id, grant_no = values.pop("fence")
+        if (response := values.pop("endpoint_response")) is not None:
+            response = EndpointResponse(**(response | {"body": b64decode(response["body"])}))
+        return cls(fence=Fence(UUID(action_id), grant_no), endpoint_response=response, **values)
 
     @property
     def response_json(self) -> str | None:

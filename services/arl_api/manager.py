@@ -66,7 +66,7 @@ class ApiManager(SlotNode[CallReport]):
     async def start(self) -> None:
         """Register the node with its endpoints, then start the heartbeat."""
         node = self._node_description()
-        await self._grants.wait_until_name_is_free(node)
+        await self._grants.prepare_registration(node)
         async with self._store.write() as tx:
             await self._grants.register(tx, node)
             await self._write_endpoints(tx)
@@ -125,10 +125,18 @@ class ApiManager(SlotNode[CallReport]):
         """Cancel calls; each still reports."""
         self._broker.cancel(fences)
 
-    async def settle(self, reports: Sequence[CallReport]) -> Sequence[Row]:
+    async def settle(self, reports: Sequence[CallReport], *, epoch: UUID) -> Sequence[Row]:
         """Commit outcomes and return the rows that settled or were re-queued."""
         async with self._store.statement() as tx:
-            return await repository.settle(tx, reports, epoch=self.epoch)
+            return await repository.settle(tx, reports, epoch=epoch)
+
+    def encode_report(self, report: CallReport) -> bytes:
+        """Return the report as bytes for the spool."""
+        return report.encode()
+
+    def decode_report(self, data: bytes) -> CallReport:
+        """Return the report of `encode_report`."""
+        return CallReport.decode(data)
 
     def _can_send(self) -> bool:
         """Return True if the lease is valid and a poll has found the calls that were lost during its last lapse."""

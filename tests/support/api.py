@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from arl_store.wake import WakeNotifier
 from arl_wire.internal.node import GrantPayload
 from support.endpoint import External
 from support.peers import RecordingPeers
-from support.postgres import PASSWORDS
+from support.postgres import PASSWORDS, SPOOL_DIR
 from support.rows import Rows, store_of
 
 __all__ = ["CALL", "Broker", "brokering"]
@@ -55,7 +56,9 @@ class Broker:
 
 
 @asynccontextmanager
-async def brokering(rows: Rows, there: External, *, grace_s: float = 5.0, **endpoint: Any) -> AsyncIterator[Broker]:
+async def brokering(
+    rows: Rows, there: External, *, grace_s: float = 5.0, spool_dir: Path = SPOOL_DIR, **endpoint: Any
+) -> AsyncIterator[Broker]:
     """Run a broker that polls often, so that tests of a poll are fast."""
     url = role_url(rows.owner_url, "api", PASSWORDS["api"])
     settings = ApiSettings(
@@ -68,6 +71,7 @@ async def brokering(rows: Rows, there: External, *, grace_s: float = 5.0, **endp
         poll_busy_s=0.03,
         poll_idle_s=0.03,
         grace_s=grace_s,
+        spool_dir=spool_dir,
     )
     peers = RecordingPeers()
     async with store_of(rows.owner_url, "api") as store:

@@ -16,7 +16,7 @@ from arl_wire.internal.node import GrantPayload
 from support.builders import EPOCH
 from support.executor import FakeExecutor
 from support.peers import RecordingPeers
-from support.postgres import PASSWORDS
+from support.postgres import PASSWORDS, SPOOL_DIR
 from support.rows import AMOUNTS, Rows, store_of
 
 __all__ = ["Cpu", "managing"]
@@ -65,6 +65,7 @@ async def managing(rows: Rows, executor: FakeExecutor | None = None, **changed: 
         "driver": "simulated",
         "cpu_cores": 2,
         "memory_mib": 1000,
+        "spool_dir": SPOOL_DIR,
         "poll_busy_s": 0.03,
         "poll_idle_s": 0.03,
     }

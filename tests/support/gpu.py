@@ -20,7 +20,7 @@ from arl_store.wake import WakeNotifier
 from arl_wire.internal.node import GrantPayload
 from support.conditions import eventually
 from support.peers import RecordingPeers
-from support.postgres import PASSWORDS
+from support.postgres import PASSWORDS, SPOOL_DIR
 from support.rows import Rows, store_of
 
 __all__ = ["SLOT", "SLOTS", "Gpu", "ScriptedWorker", "driving", "scored"]
@@ -134,6 +134,7 @@ async def driving(rows: Rows, *, workers: Sequence[DeviceWorker] = (), **changed
         "scheduler_url": "http://scheduler",
         "node_name": "g",
         "slots": SLOTS,
+        "spool_dir": SPOOL_DIR,
         "poll_busy_s": 0.03,
         "poll_idle_s": 0.03,
     }

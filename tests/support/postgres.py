@@ -19,6 +19,8 @@ PASSWORDS = {service: f"{service}-password" for service in ("gateway", "admissio
 
 FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
 ROOM_BYTES = 2 << 30
+SPOOL_DIR = Path(tempfile.gettempdir()) / "tangram-test-spool"
+"""Directory of results of managers in this process. Each database has its own directory below it."""
 _TEMPLATE = "tangram_template"
 
 CloneDatabase = Callable[[], Awaitable[str]]

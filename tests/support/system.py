@@ -169,6 +169,8 @@ class System:
             "TANGRAM_ADMISSION_URL": self.url_of("admission"),
             "TANGRAM_SCHEDULER_URL": self.url_of("scheduler"),
         }
+        if service_name in ("cpu", "gpu", "api"):
+            service |= {"TANGRAM_SPOOL_DIR": str(self.directory / "spool")}
         if service_name in ("gpu", "api"):
             service |= {"TANGRAM_NODE_NAME": f"{sandbox['TANGRAM_NODE_NAME']}-{service_name}"}
         if service_name == "cpu":

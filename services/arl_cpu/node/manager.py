@@ -22,6 +22,7 @@ from arl_cpu.contract.executor import (
     ExecutorState,
     RunningAttempt,
 )
+from arl_cpu.contract.launcher_protocol import decode_report, encode_report
 from arl_cpu.node import repository
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
 from arl_cpu.node.attempt_resizer import AttemptResizer
@@ -101,7 +102,7 @@ class CpuManager:
         self._templates.published = self._templates.scan()
         topology = {"cores": list(self._cores), "numa_nodes": self._numa_nodes}
         node = node_row(self._settings, state, self._allocations.capacity, topology, self._templates.published)
-        await self._grants.wait_until_name_is_free(node)
+        await self._grants.prepare_registration(node)
         async with self._store.write() as tx:
             await self._grants.register(tx, node)
             await repository.mark_other_epochs_lost(tx, node_id=self.node_id, epoch=self.epoch)
@@ -222,10 +223,18 @@ class CpuManager:
             await self.snapshots.complete_restore(report, is_killed=lambda: self._grants.is_killed(report.fence))
         )
 
-    async def settle(self, reports: Sequence[ExecutionReport]) -> Sequence[Row]:
+    async def settle(self, reports: Sequence[ExecutionReport], *, epoch: UUID) -> Sequence[Row]:
         """Commit outcomes and return the rows that settled or were re-queued."""
         async with self._store.statement() as tx:
-            return await repository.settle(tx, reports, epoch=self.epoch)
+            return await repository.settle(tx, reports, epoch=epoch)
+
+    def encode_report(self, report: ExecutionReport) -> bytes:
+        """Return the report as bytes for the spool."""
+        return json.dumps(encode_report(report)).encode()
+
+    def decode_report(self, data: bytes) -> ExecutionReport:
+        """Return the report of `encode_report`."""
+        return decode_report(json.loads(data))
 
     def allocated_core_s(self, fence: Fence) -> float:
         """Return the core-seconds that this attempt has allocated so far."""

@@ -109,7 +109,7 @@ class GpuManager(SlotNode[ScoreReport]):
     async def start(self) -> None:
         """Register the node with its services, then start the heartbeat."""
         node = _node_row(self._settings, self.capacity)
-        await self._grants.wait_until_name_is_free(node)
+        await self._grants.prepare_registration(node)
         async with self._store.write() as tx:
             await self._grants.register(tx, node)
             await self._write_services(tx)
@@ -210,10 +210,18 @@ class GpuManager(SlotNode[ScoreReport]):
             self._awaiting_registration.discard(fence)
             self._report(ScoreReport(fence=fence, outcome="cancelled"))
 
-    async def settle(self, reports: Sequence[ScoreReport]) -> Sequence[Row]:
+    async def settle(self, reports: Sequence[ScoreReport], *, epoch: UUID) -> Sequence[Row]:
         """Commit outcomes and return the rows that settled or were re-queued."""
         async with self._store.statement() as tx:
-            return await repository.settle(tx, reports, epoch=self.epoch)
+            return await repository.settle(tx, reports, epoch=epoch)
+
+    def encode_report(self, report: ScoreReport) -> bytes:
+        """Return the report as bytes for the spool."""
+        return report.encode()
+
+    def decode_report(self, data: bytes) -> ScoreReport:
+        """Return the report of `encode_report`."""
+        return ScoreReport.decode(data)
 
     def _report(self, report: ScoreReport) -> None:
         self._grants.run_in_background(self._grants.settle(report))

@@ -4,8 +4,9 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
+from uuid import UUID
 
 from arl_core.domain.model import Fence
 from arl_gpu.models.interface import Entry, Item
@@ -42,6 +43,18 @@ class ScoreReport:
     def weight(self) -> int:
         """Return the size in bytes of the report in the statement that settles it."""
         return len(self.scores or "")
+
+    def encode(self) -> bytes:
+        """Return the report as bytes for the spool."""
+        fence = [str(self.fence.action_id), self.fence.grant_no]
+        return json.dumps(asdict(self) | {"fence": fence}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "ScoreReport":
+        """Return the report of `encode`. Raises LookupError, TypeError or ValueError for other data."""
+        values = json.loads(data)
+        action_id, grant_no = values.pop("fence")
+        return cls(fence=Fence(UUID(action_id), grant_no), **values)
 
 
 @dataclass(slots=True, eq=False)
