@@ -7,7 +7,7 @@ __all__ = ["FORWARDED_SETTINGS", "forwarded_variables", "unknown_settings"]
 
 _PREFIX = "TANGRAM_"
 _SERVICE_SETTINGS = ("log_level", "pool_size")
-_MANAGER_SETTINGS = ("beat_s", "node_ttl_s", "poll_busy_s", "poll_idle_s")
+_MANAGER_SETTINGS = ("beat_s", "node_ttl_s", "poll_busy_s", "poll_idle_s", "spool_mib")
 
 FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "cpu-launcher": ("agent", "sandbox_pool_size"),
@@ -78,7 +78,7 @@ _OTHER_SETTINGS = (
     *("bench_peer", "engine_keys", "instead_of", "engines_dir", "failpoints"),
     *("host", "port", "driver", "node_name", "advertise_url", "admission_url", "scheduler_url", "service_token"),
     *("credential_id", "node_token_master", "join_token"),
-    *("caller_keys", "metrics_token_hash", "launcher_socket", "launcher_dir", "snapshots_dir"),
+    *("caller_keys", "metrics_token_hash", "launcher_socket", "launcher_dir", "snapshots_dir", "spool_dir"),
 )
 """Settings that other programs read, or that only processes started by hand need."""
 

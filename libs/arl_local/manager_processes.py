@@ -109,11 +109,13 @@ class ManagerProcesses:
         return self.environment.get("TANGRAM_TEMPLATES_DIR") or str(self.state.path / "templates")
 
     def _variables(self, kind: str) -> dict[str, str]:
+        spool = {"TANGRAM_SPOOL_DIR": str(self.state.path / "spool")}
         if kind == "gpu":
-            return {"TANGRAM_ENGINES_DIR": str(self.state.path / "engines")}
+            return {**spool, "TANGRAM_ENGINES_DIR": str(self.state.path / "engines")}
         if kind != "cpu":
-            return {}
+            return spool
         return {
+            **spool,
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_DRIVER": self.driver,
             "TANGRAM_TEMPLATES_DIR": self._templates_dir,

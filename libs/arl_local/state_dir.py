@@ -30,6 +30,7 @@ _OWN_ENTRIES = (
         "processes.json",
         "run",
         "snapshots",
+        "spool",
         "tls",
         *("node.json", "node-report.json", "database-ca.pem", "join-claim", "drained-by-node-down"),
     ),

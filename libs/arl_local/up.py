@@ -13,9 +13,11 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from arl_kit.child_process import UnixAccount
 from arl_local.database import ensure_embedded_database, postgres_spec, provision_database
 from arl_local.delegated_cgroup import delegation_command
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres
+from arl_local.postgres.postgres_paths import PostgresPaths
 from arl_local.postgres.shared_postgres import SHARED_SETTINGS, relay_variables
 from arl_local.process_plan import DATABASE_RELAY, DEFAULT_COMMANDS, LocalOptions, ProcessPlan, node_of, process_names
 from arl_local.service_accounts import NO_HOME, SERVICE_ACCOUNT_FILE, account_problem, service_accounts
@@ -125,10 +127,18 @@ def _with_accounts(specs: Sequence[ProcessSpec], state: StateDir) -> list[Proces
         state.path / SERVICE_ACCOUNT_FILE,
         found if problems[1] is None else f"{found}\napi: uid {accounts['api'].uid}: {problems[1]}",
     )
-    return [
-        replace(spec, account=accounts[spec.name], env={**spec.env, "HOME": NO_HOME}) if spec in own else spec
-        for spec in specs
-    ]
+    return [_under_account(spec, accounts[spec.name], state) if spec in own else spec for spec in specs]
+
+
+def _under_account(spec: ProcessSpec, account: UnixAccount, state: StateDir) -> ProcessSpec:
+    """Return the spec of a service with an account. The account has no home and cannot reach the state directory."""
+    env = {**spec.env, "HOME": NO_HOME}
+    if "TANGRAM_SPOOL_DIR" in env:
+        spool = PostgresPaths.for_state_dir(state.path).root / f"spool-{spec.name}"
+        spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chown(spool, account.uid, account.gid)
+        env["TANGRAM_SPOOL_DIR"] = str(spool)
+    return replace(spec, account=account, env=env)
 
 
 def _has_privileged_port(spec: ProcessSpec) -> bool:

@@ -25,7 +25,7 @@ DECIDED = {
     ),
     *("credential_id", "node_token_master"),
     *("node_name", "advertise_url", "driver", "launcher_socket", "templates_dir", "snapshots_dir", "engines_dir"),
-    *("spool_dir", "spool_mib"),
+    "spool_dir",
 }
 """Settings that `tangram up` decides, or that are only for tests."""
 
