@@ -29,9 +29,12 @@ _NODE_LABEL = "tangram.node-token.1"
 Clock = Callable[[], float]
 
 
-def node_audience(node_name: str) -> str:
-    """Return the audience of the manager of a node."""
-    return f"node/{node_name}"
+def node_audience(node_name: str, credential_id: str | None = None) -> str:
+    """Return the audience of the manager of a node.
+
+    A node that joined has the id of its credentials in it, so that a later node of its name accepts none of its keys.
+    """
+    return f"node/{node_name}" if credential_id is None else f"node@{credential_id}/{node_name}"
 
 
 def joined_caller(kind: str, credential_id: str) -> str:

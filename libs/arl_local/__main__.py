@@ -17,7 +17,7 @@ from arl_local.manager_processes import LAUNCHER_EXIT_NO_SANDBOX
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
 from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions
 from arl_local.settings_check import BadSettings
-from arl_local.state_dir import AlreadyUp, StateDir, default_directory
+from arl_local.state_dir import AlreadyUp, StateDir, bind, default_directory
 from arl_local.supervisor import StartFailed
 from arl_local.up import run
 
@@ -92,11 +92,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--port is {chosen.port}; it must be from 1 to 65535")
     if chosen.network and chosen.listen is None:
         parser.error("--network: only with --listen")
-    if chosen.listen is not None:
-        try:
-            chosen.network = cluster_networks(chosen.listen, chosen.network)
-        except ValueError as error:
-            parser.error(str(error))
     return chosen
 
 
@@ -107,18 +102,31 @@ def _options(chosen: argparse.Namespace) -> LocalOptions:
     database_url = os.environ.get("TANGRAM_DATABASE_URL")
     if database_url and not database_url.startswith(("postgresql://", "postgres://")):
         raise BadSettings("TANGRAM_DATABASE_URL: must begin with postgresql://")
+    networks = _networks(chosen.listen, chosen.network) if chosen.listen is not None else ()
     return LocalOptions(
         directory=chosen.dir,
         host=chosen.host,
         port=chosen.port,
         listen=chosen.listen,
-        networks=tuple(chosen.network),
+        networks=networks,
         cores=chosen.cores,
         nodes=chosen.nodes,
         driver=chosen.driver,
         database_url=database_url,
         take_over=chosen.take_over,
     )
+
+
+def _networks(listen: str, chosen: Sequence[str]) -> tuple[str, ...]:
+    """Return the networks of the nodes. Raises `BadSettings` if an argument is wrong."""
+    try:
+        networks = cluster_networks(listen, chosen)
+        bind(listen, 0).close()
+    except ValueError as error:
+        raise BadSettings(str(error)) from None
+    except OSError as error:
+        raise BadSettings(f"--listen {listen}: not an address of this machine ({error.strerror})") from None
+    return networks
 
 
 def _purge(directory: Path) -> None:

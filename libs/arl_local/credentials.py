@@ -41,9 +41,11 @@ class NodeIdentity:
         return f"{self.kind}-{sha256(self.name.encode()).hexdigest()[:16]}"
 
 
-def service_secrets(state: StateDir, service: str, *, node_name: str | None = None) -> dict[str, str]:
+def service_secrets(
+    state: StateDir, service: str, *, node_name: str | None = None, credential_id: str | None = None
+) -> dict[str, str]:
     """Return the secret settings of a service by name, without its database URL. A manager needs its node's name."""
-    audience = service if node_name is None else node_audience(node_name)
+    audience = service if node_name is None else node_audience(node_name, credential_id)
     master = {"node_token_master": node_token_master(state)} if service == "scheduler" else {}
     return {
         **master,
@@ -61,7 +63,7 @@ def node_token_master(state: StateDir) -> str:
 def joined_node_secrets(state: StateDir, node: NodeIdentity, credential_id: str) -> dict[str, str]:
     """Return the secret settings of a manager that joins. Its own secret is none of another node."""
     return {
-        **service_secrets(state, node.kind, node_name=node.name),
+        **service_secrets(state, node.kind, node_name=node.name, credential_id=credential_id),
         "service_token": joined_service_token(node_token_master(state), credential_id),
         "credential_id": credential_id,
     }

@@ -32,7 +32,7 @@ _OWN_ENTRIES = (
         "snapshots",
         "spool",
         "tls",
-        *("node.json", "node-report.json", "database-ca.pem", "join-claim", "drained-by-node-down"),
+        *("node.json", "node-report.json", "database-ca.pem", "join-claim", "cluster-ports.json"),
     ),
     *(
         "metrics_token",
@@ -116,6 +116,17 @@ class StateDir:
     def publish_endpoints(self, endpoints: Mapping[str, str]) -> None:
         """Publish the addresses of the services to clients."""
         replace_file(self.path / "endpoints.json", json.dumps(dict(endpoints), indent=1) + "\n")
+
+    def cluster_ports(self) -> dict[str, int]:
+        """Return the ports that joined nodes know; empty before the first start for other machines."""
+        try:
+            return dict(json.loads((self.path / "cluster-ports.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def store_cluster_ports(self, ports: Mapping[str, int]) -> None:
+        """Store the ports that nodes get with their credentials."""
+        replace_file(self.path / "cluster-ports.json", json.dumps(dict(ports)) + "\n")
 
     def purge(self) -> None:
         """Remove the files of the installation, and the directory if it is then empty."""

@@ -167,14 +167,17 @@ def _choose_ports(
     wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in names}
     preferences = (options.port,) if options.port else (*wanted["gateway"][1], _GATEWAY_PORT)
     wanted["gateway"] = options.listen or options.host, preferences
+    known = state.cluster_ports() if options.listen is not None else {}
     if options.listen is not None:
-        # Nodes store these addresses, so the first choice is a fixed port.
-        wanted["scheduler"] = options.listen, (*wanted["scheduler"][1], _SCHEDULER_PORT)
-        wanted[DATABASE_RELAY] = (
-            options.listen,
-            (*((last[DATABASE_RELAY],) if DATABASE_RELAY in last else ()), _DATABASE_PORT),
-        )
+        fixed = {"gateway": options.port or _GATEWAY_PORT, "scheduler": _SCHEDULER_PORT, DATABASE_RELAY: _DATABASE_PORT}
+        wanted |= {name: (options.listen, (known.get(name, port),)) for name, port in fixed.items()}
     ports = choose_ports(wanted, reserved)
+    if moved := [name for name, port in known.items() if ports[name] != port and name != "gateway"]:
+        raise OSError(
+            f"port {known[moved[0]]} of {moved[0]} on {options.listen} is taken, and the nodes know it. Free the port"
+        )
+    if options.listen is not None:
+        state.store_cluster_ports({name: ports[name] for name in fixed})
     if options.port and ports["gateway"] != options.port:
         raise OSError(_port_problem(options.listen or options.host, options.port))
     return ports

@@ -89,7 +89,7 @@ class ManagerSettings(ServiceSettings):
     @property
     def audience(self) -> str:
         """Return the name under which other services address this manager in their tokens."""
-        return node_audience(self.node_name)
+        return node_audience(self.node_name, self.credential_id)
 
     @property
     def url(self) -> str:

@@ -212,7 +212,7 @@ class ReportSettler(Generic[ReportT]):
         self._metrics.replayed.inc(len(spooled) - len(refused))
         self._metrics.refused.inc(len(refused))
         for fence in refused:
-            log.warning("the spooled result of action %s, grant %d, has lost its fence; it is dropped", *fence)
+            log.warning("the spooled result of action %s, grant %d, is already settled or has lost its fence", *fence)
         await self._remove(spooled)
         # There may be room now.
         self._unspooled.clear()

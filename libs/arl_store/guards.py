@@ -72,7 +72,7 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "update (weight) on projects",
         "update (cancel_requested_at) on actions",
         "update (delete_requested_at, changed_xid) on environments",
-        "update (cordoned_at, drain_requested_at, drain_deadline_at) on nodes",
+        "update (cordoned_at, drain_requested_at, drain_deadline_at, self_drained_at) on nodes",
         "delete on node_beats",  # of silent nodes without allocations
         "update (delete_requested_at) on snapshots",
     ),
@@ -141,7 +141,7 @@ def grant_statements(database: str, role: ServiceRole) -> list[str]:
         *(
             [
                 f"grant execute on function drop_empty_partitions(timestamptz) to {name}",
-                f"grant execute on function revoke_node(bigint) to {name}",
+                f"grant execute on function revoke_node(text) to {name}",
             ]
             if role is ServiceRole.ADMISSION
             else []

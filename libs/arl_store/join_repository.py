@@ -18,7 +18,16 @@ NAME_IN_USE = text("""
       join node_beats as b on b.node_id = n.id
      where n.name = :name
 """)
-DELETE_TOKEN_OF_NAME = text("delete from join_tokens where node_name = :name")
+REVOKE_NAME = text("select revoke_node(:name)")
+# A removed node of this name keeps its row, because actions name it.
+GIVE_ROW = text("update nodes set db_role = :role, kind = :kind, credential_id = :credential_id where name = :name")
+ROLES_OF_EXPIRED = text("""
+    select t.node_name
+      from join_tokens as t
+     where t.expires_at < now()
+       and not exists (select from nodes as n join node_beats as b on b.node_id = n.id where n.name = t.node_name)
+       and t.used_at is null
+""")
 DELETE_EXPIRED = text("delete from join_tokens where expires_at < now() - interval '1 day'")
 INSERT_TOKEN = text("""
     insert into join_tokens (id, node_name, proof_hash, credentials, expires_at)
@@ -33,7 +42,7 @@ CLAIM_TOKEN = text("""
        and proof_hash = :proof_hash
        and expires_at > now()
        and (claim_hash is null or claim_hash = :claim_hash)
- returning node_name, credentials
+ returning node_name, credentials, used_at = now() as is_first
 """)
 TOKEN_BY_ID = text("""
     select node_name, proof_hash, used_at, used_from, expires_at, expires_at <= now() as is_expired
@@ -73,9 +82,14 @@ async def create_token(owner_url: str, login: NodeLogin, token: StoredToken) -> 
             await connection.execute(LOCK_NODE_NAME, {"name": login.node_name})
             if (await connection.execute(NAME_IN_USE, {"name": login.node_name})).first() is not None:
                 raise NodeNameInUse
+            expired = [row.node_name for row in await connection.execute(ROLES_OF_EXPIRED)]
+            for name in {*expired, login.node_name}:
+                await connection.execute(REVOKE_NAME, {"name": name})
             await connection.execute(DELETE_EXPIRED)
-            await connection.execute(DELETE_TOKEN_OF_NAME, {"name": login.node_name})
-            await ensure_node_login(connection, database_of(owner_url), login)
+            database = database_of(owner_url)
+            await ensure_node_login(connection, database, login)
+            ours = {"role": login.role(database), "kind": login.kind, "credential_id": login.credential_id}
+            await connection.execute(GIVE_ROW, {**ours, "name": login.node_name})
             values = {"id": token.id, "node_name": login.node_name, "ttl_s": token.ttl_s}
             inserted = await connection.execute(
                 INSERT_TOKEN, {**values, "proof_hash": token.proof_hash, "credentials": token.credentials}

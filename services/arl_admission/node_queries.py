@@ -20,7 +20,8 @@ CHANGE_NODE = text("""
                                      when :cordoned then drain_requested_at end,
            drain_deadline_at = case when cast(:drain_deadline_s as float8) is not null
                                     then now() + make_interval(secs => :drain_deadline_s)
-                                    when :cordoned then drain_deadline_at end
+                                    when :cordoned then drain_deadline_at end,
+           self_drained_at = null
      where name = :name
        and exists (select from node_beats where node_id = nodes.id)
 """)
@@ -48,10 +49,12 @@ REMOVE_DEAD_NODE = text("""
 """)
 
 CLEAR_NODE_REQUESTS = text("""
-    update nodes set cordoned_at = null, drain_requested_at = null, drain_deadline_at = null where id = :id
+    update nodes
+       set cordoned_at = null, drain_requested_at = null, drain_deadline_at = null, self_drained_at = null
+     where id = :id
 """)
 
-REVOKE_NODE = text("select revoke_node(:id) as is_revoked")
+REVOKE_NODE = text("select revoke_node(:name) as is_revoked")
 
 NODE_CAPACITIES = text("""
     select n.kind, n.capacity::text as capacity, n.enforced::text as enforced, n.templates::text as templates,
@@ -82,6 +85,9 @@ async def remove_node(tx: WriteTx, name: str) -> str | None:
     await tx.first(LOCK_DESIRED_STATE)
     node = await tx.first(LOCK_NODE, {"name": name})
     if node is None:
+        revoked = await tx.first(REVOKE_NODE, {"name": name})
+        if revoked is not None and revoked.is_revoked:
+            return None  # it got its credentials, or a token for them, but has never registered
         raise LookupError(name)
     left = await tx.first(COUNT_NODE_USE, {"id": node.id})
     if left is not None and left.actions:
@@ -91,7 +97,7 @@ async def remove_node(tx: WriteTx, name: str) -> str | None:
     if not await tx.execute(REMOVE_DEAD_NODE, {"id": node.id, "ttl_s": NODE_TTL_S}):
         return "it is alive"
     await tx.execute(CLEAR_NODE_REQUESTS, {"id": node.id})
-    await tx.first(REVOKE_NODE, {"id": node.id})
+    await tx.first(REVOKE_NODE, {"name": name})
     return None
 
 

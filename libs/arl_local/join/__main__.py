@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arl_local.__main__ import DRIVERS, EXIT_ALREADY_UP, EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, EXPECTED_ERRORS
-from arl_local.join.credentials import JoinedNode
+from arl_local.join.credentials import DamagedCredentials, JoinedNode
 from arl_local.join.exchange import JoinFailed, exchange_token
 from arl_local.join.join_token import InvalidJoinToken, JoinToken
 from arl_local.join.node_up import NodeOptions, run_node
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, EXIT_USAGE)
     except StartFailed as error:
         return _failed(error, EXIT_NO_SANDBOX if error.exit_code == LAUNCHER_EXIT_NO_SANDBOX else EXIT_FAILED)
-    except (*EXPECTED_ERRORS, JoinFailed) as error:
+    except (*EXPECTED_ERRORS, JoinFailed, DamagedCredentials) as error:
         return _failed(error, EXIT_FAILED)
     return 0
 

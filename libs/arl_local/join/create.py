@@ -78,7 +78,7 @@ async def create_join_token(
     argument and `NotServing`.
     """
     token, credential_id = JoinToken.generate(), secrets.token_hex(_CREDENTIAL_BYTES)
-    node = NodeIdentity(kind, _checked_name(name or f"{kind}-{token.id[:6]}"))
+    node = NodeIdentity(kind, _checked_name(f"{kind}-{token.id[:6]}" if name is None else name))
     _check(kind=kind, pool=pool, ttl_s=ttl_s)
     addresses = _addresses(state, database_url)
     login = NodeLogin(kind, node.name, secrets.token_urlsafe(32), credential_id, pool)
@@ -172,7 +172,10 @@ def _main(environment: Mapping[str, str]) -> int:
     except (FileNotFoundError, ConnectionRefusedError):
         print("the system is not running. Start it: tangram up -d --listen ADDRESS", file=sys.stderr)  # noqa: T201
         return 1
-    except (NotServing, OSError, asyncpg.PostgresError, sqlalchemy.exc.SQLAlchemyError) as error:
+    except sqlalchemy.exc.DBAPIError as error:
+        print(f"Postgres refuses to create the credentials: {error.orig}", file=sys.stderr)  # noqa: T201
+        return 1
+    except (NotServing, OSError, asyncpg.PostgresError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return 1
     print(json.dumps(asdict(created) | {"expires_at": created.expires_at.isoformat()}))  # noqa: T201 - a command line

@@ -10,9 +10,13 @@ from pydantic import BaseModel, ConfigDict
 from arl_local.credentials import NodeIdentity
 from arl_store.files import replace_file
 
-__all__ = ["JoinedNode"]
+__all__ = ["DamagedCredentials", "JoinedNode"]
 
-_FILE = "node.json"
+_FILE, _AUTHORITY_FILE = "node.json", "database-ca.pem"
+
+
+class DamagedCredentials(RuntimeError):
+    """The file with the credentials cannot be read."""
 
 
 class JoinedNode(BaseModel):
@@ -42,22 +46,28 @@ class JoinedNode(BaseModel):
 
     @classmethod
     def load(cls, directory: Path) -> Self | None:
-        """Return the node that joined in this state directory, or None."""
+        """Return the node that joined in this state directory, or None. Raises `DamagedCredentials`."""
         try:
             return cls.model_validate_json((directory / _FILE).read_text())
         except FileNotFoundError:
             return None
+        except ValueError:
+            raise DamagedCredentials(
+                f"{directory / _FILE} is damaged. Remove it, and join again with a new token: tangram nodes join-token"
+                " create"
+            ) from None
 
     def store(self, directory: Path) -> None:
         """Write the credentials, readable by their owner only."""
-        replace_file(directory / _FILE, json.dumps(self.model_dump(), indent=1) + "\n")
         if self.ca_certificate is not None:
-            replace_file(directory / "database-ca.pem", self.ca_certificate)
+            replace_file(directory / _AUTHORITY_FILE, self.ca_certificate)
+        # Last: its presence shows that the node has joined.
+        replace_file(directory / _FILE, json.dumps(self.model_dump(), indent=1) + "\n")
 
     def database_url_in(self, directory: Path) -> str:
         """Return the URL for this machine, on which the certificate is in the state directory."""
         if self.ca_certificate is None:
             return self.database_url
         parts = urlsplit(self.database_url)
-        query = dict(parse_qsl(parts.query)) | {"sslrootcert": str(directory / "database-ca.pem")}
+        query = dict(parse_qsl(parts.query)) | {"sslrootcert": str(directory / _AUTHORITY_FILE)}
         return urlunsplit(parts._replace(query=urlencode(query, quote_via=quote)))

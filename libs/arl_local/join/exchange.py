@@ -67,7 +67,9 @@ async def check_database(joined: JoinedNode, directory: Path) -> None:
     place = f"{urlsplit(url).hostname}:{urlsplit(url).port or 5432}"
     try:
         connection = await asyncpg.connect(url, timeout=_TIMEOUT_S)
-    except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
+    except asyncpg.InvalidAuthorizationSpecificationError as error:
+        if not isinstance(error, asyncpg.InvalidPasswordError):
+            raise JoinFailed(f"Postgres at {place} refuses this machine: {error}") from None
         raise JoinFailed(
             f"Postgres at {place} refuses the credentials of node {joined.name!r} ({error}). If the node was removed,"
             " join again with a new token: tangram nodes join-token create"

@@ -1,12 +1,13 @@
 """Single-use tokens with which a machine joins as a node.
 
 A token has a public id and a secret. The installation stores the node's credentials encrypted with a key from the
-secret, and a hash of a proof. The node sends only the id and the proof, so nobody who reads the request or the database
-can decrypt the credentials. Encryption is Fernet of the package `cryptography` (AES-128-CBC and HMAC-SHA256).
+secret, and a hash of a proof. The node sends only the id and the proof, so a reader of the request or of the database
+cannot decrypt the credentials. Encryption is Fernet of the package `cryptography` (AES-128-CBC and HMAC-SHA256).
 """
 
 import hmac
 import json
+import re
 import secrets
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ __all__ = ["InvalidJoinToken", "JoinToken"]
 
 _PREFIX = "tj"
 _ID_BYTES, _SECRET_BYTES = 6, 32
+_ID, _SECRET = re.compile(f"[0-9a-f]{{{2 * _ID_BYTES}}}"), re.compile(f"[0-9A-Za-z_-]{{{_SECRET_BYTES},128}}")
 _PROOF_LABEL, _KEY_LABEL = b"tangram.join-proof.1", b"tangram.join-key.1"
 
 
@@ -44,7 +46,7 @@ class JoinToken:
         """Parse a token. Raises InvalidJoinToken."""
         prefix, _, rest = text.strip().partition("_")
         id, _, secret = rest.partition("_")
-        if prefix != _PREFIX or len(id) != 2 * _ID_BYTES or len(secret) < _SECRET_BYTES:
+        if prefix != _PREFIX or not _ID.fullmatch(id) or not _SECRET.fullmatch(secret):
             raise InvalidJoinToken("this is no join token; create one with `tangram nodes join-token create`")
         return cls(id, secret)
 

@@ -80,19 +80,19 @@ async def _start(
     joined: JoinedNode,
     options: NodeOptions,
     environment: Mapping[str, str],
-    place: tuple[str, int],
+    address: tuple[str, int],
 ) -> None:
     supervisor.report("starting", "connecting to the system")
     await check_database(joined, state.path)
     await reopen_node(joined, state.path)
-    specs = await _specs(state, joined, options, environment, place)
+    specs = await _specs(state, joined, options, environment, address)
     supervisor.report("starting", "checking the settings")
     await check_settings(specs)
     supervisor.report("starting", "starting the node")
     for spec in specs:
         supervisor.start(spec)
     await supervisor.wait_ready(*(spec.name for spec in specs), timeout_s=_START_TIMEOUT_S)
-    state.publish_endpoints({joined.kind: f"http://{bracketed_host(place[0])}:{place[1]}"})
+    state.publish_endpoints({joined.kind: f"http://{bracketed_host(address[0])}:{address[1]}"})
     replace_file(state.path / NODE_REPORT, json.dumps(await _report(joined, state.path), indent=1) + "\n")
     supervisor.report("ready")
 
@@ -102,7 +102,7 @@ async def _specs(
     joined: JoinedNode,
     options: NodeOptions,
     environment: Mapping[str, str],
-    place: tuple[str, int],
+    address: tuple[str, int],
 ) -> list[ProcessSpec]:
     processes = ManagerProcesses(
         state=state,
@@ -116,8 +116,8 @@ async def _specs(
     manager = processes.manager(
         joined.kind,
         joined.identity,
-        host=place[0],
-        port=place[1],
+        host=address[0],
+        port=address[1],
         database_url=joined.database_url_in(state.path),
         secrets=joined.secrets,
     )

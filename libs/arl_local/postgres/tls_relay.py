@@ -6,14 +6,26 @@ the owner and the services connect from this machine only.
 """
 
 import asyncio
+import functools
 import logging
 import os
 import ssl
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
+from socket import (
+    IPPROTO_TCP,
+    SO_KEEPALIVE,
+    SOL_SOCKET,
+    TCP_KEEPCNT,
+    TCP_KEEPIDLE,
+    TCP_KEEPINTVL,
+    TCP_USER_TIMEOUT,
+)
+from typing import Any
 
 import uvloop
 from pydantic import Field, IPvAnyNetwork, SecretStr
@@ -29,6 +41,11 @@ _PROTOCOL_3, _CANCEL_REQUEST = 0x30000, 80877102
 _MAX_STARTUP_BYTES = 10_000
 _STARTUP_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 256 << 10
+_AUTHENTICATION_OK = 0
+_AUTHENTICATION_QUESTIONS = frozenset({10, 11})
+"""Kinds of authentication messages that the client answers: SASL and SASLContinue (scram-sha-256)."""
+MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_LOGINS_PER_ADDRESS = 240, 120, 24
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _ALPN = "postgresql"
 
 log = logging.getLogger(__name__)
@@ -60,66 +77,151 @@ def node_role_of(startup: bytes, database: str) -> str | None:
     return user if wanted == database and user.startswith(prefixes) else None
 
 
+class _Refused(Exception):
+    """A connection that is answered with an error, by its SQLSTATE and its message."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class DatabaseRelay:
     """The relay for one embedded Postgres."""
 
-    def __init__(self, socket: Path, *, database: str, networks: Sequence[IPv4Network | IPv6Network]) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        *,
+        database: str,
+        networks: Sequence[IPv4Network | IPv6Network],
+        max_connections: int = MAX_CONNECTIONS,
+        max_logins: int = MAX_LOGINS_PER_ADDRESS,
+    ) -> None:
+        """Create a relay.
+
+        Args:
+            socket: The Unix socket of Postgres.
+            database: Name of the database, which is the prefix of its roles.
+            networks: Networks whose addresses may connect.
+            max_connections: Maximum number of connections to Postgres. The others are for the services.
+            max_logins: Maximum number of connections of one address that have not logged in.
+        """
         self._socket = socket
         self._database = database
         self._networks = networks
+        self._max_connections = max_connections
+        self._max_logins = max_logins
+        self._connected: Counter[IPv4Address | IPv6Address] = Counter()
+        self._logins: Counter[IPv4Address | IPv6Address] = Counter()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection of a node until either side closes it."""
+    async def accept(self, context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Check the address of a new TCP connection, then start TLS and serve it until either side closes it."""
+        peer = ip_address(str(writer.get_extra_info("peername")[0]).partition("%")[0])
         try:
-            if (startup := await self._admitted(reader, writer)) is None:
+            if self._logins[peer] >= self._max_logins or not self._is_in_network(peer):
                 return
-            upstream_reader, upstream = await asyncio.open_unix_connection(str(self._socket), limit=_CHUNK_BYTES)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
-            log.info("a connection ended before it began: %s", error or type(error).__name__)
-            return
+            _keep_alive(writer.get_extra_info("socket"))
+            self._logins[peer] += 1
+            try:
+                async with asyncio.timeout(_STARTUP_TIMEOUT_S):
+                    await writer.start_tls(context)
+                    upstream = await self._log_in(peer, reader, writer)
+            finally:
+                self._logins[peer] -= 1
+            if upstream is not None:
+                await self._relay(peer, (reader, writer), upstream)
+        except _Refused as error:
+            log.warning("a connection of %s was refused: %s", peer, error)
+            with suppress(OSError, TimeoutError):
+                await _send_error(writer, error)
+        except (OSError, TimeoutError, EOFError) as error:
+            log.info("the connection of %s ended: %s", peer, error or type(error).__name__)
         finally:
-            if writer.transport.is_closing():
-                await _close(writer)
-        upstream.write(startup)
-        pumps = [asyncio.create_task(_pump(reader, upstream)), asyncio.create_task(_pump(upstream_reader, writer))]
+            await _close(writer)
+
+    def _is_in_network(self, peer: IPv4Address | IPv6Address) -> bool:
+        if any(peer in network for network in self._networks):
+            return True
+        log.warning("%s is outside the networks of this cluster (tangram up --network)", peer)
+        return False
+
+    async def _log_in(
+        self, peer: IPv4Address | IPv6Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> _Streams | None:
+        """Return the connection to Postgres after a login, or None if Postgres refused it. Raises `_Refused`.
+
+        Postgres itself checks the password. Until it accepts it, the connection counts as a login.
+        """
+        length, code = struct.unpack("!II", head := await reader.readexactly(8))
+        if not 8 <= length <= _MAX_STARTUP_BYTES:
+            return None
+        startup = head + await reader.readexactly(length - 8)
+        is_cancel = code == _CANCEL_REQUEST
+        if not is_cancel and (code >> 16 != _PROTOCOL_3 >> 16 or node_role_of(startup, self._database) is None):
+            raise _Refused("28000", "only nodes that joined may connect from other machines")
+        if self._connected.total() >= self._max_connections or self._connected[peer] >= MAX_PER_ADDRESS:
+            raise _Refused("53300", "the nodes have too many connections to the Postgres of this system")
+        try:
+            upstream = await asyncio.open_unix_connection(str(self._socket), limit=_CHUNK_BYTES)
+        except OSError:
+            raise _Refused("57P03", "the Postgres of this system is starting or stopped") from None
+        upstream[1].write(startup)
+        if is_cancel or await _pass_login((reader, writer), upstream):
+            return upstream
+        await _close(upstream[1])
+        return None
+
+    async def _relay(self, peer: IPv4Address | IPv6Address, client: _Streams, upstream: _Streams) -> None:
+        self._connected[peer] += 1
+        pumps = [
+            asyncio.create_task(_pump(client[0], upstream[1])),
+            asyncio.create_task(_pump(upstream[0], client[1])),
+        ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            await _close(upstream)
-            await _close(writer)
-
-    async def _admitted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | None:
-        """Return the startup message of a permitted connection. Answer others with an error, and close them."""
-        peer = ip_address(str(writer.get_extra_info("peername")[0]).partition("%")[0])
-        async with asyncio.timeout(_STARTUP_TIMEOUT_S):
-            head = await reader.readexactly(8)
-            length, code = struct.unpack("!II", head)
-            if not 8 <= length <= _MAX_STARTUP_BYTES:
-                writer.transport.abort()
-                return None
-            startup = head + await reader.readexactly(length - 8)
-        if not any(peer in network for network in self._networks):
-            await _refuse(writer, f"{peer} is outside the networks of this cluster (tangram up --network)")
-            return None
-        if code == _CANCEL_REQUEST:
-            return startup
-        if code >> 16 != _PROTOCOL_3 >> 16 or node_role_of(startup, self._database) is None:
-            await _refuse(writer, "only nodes that joined may connect from other machines")
-            return None
-        return startup
+            self._connected[peer] -= 1
+            await _close(upstream[1])
 
 
-async def _refuse(writer: asyncio.StreamWriter, message: str) -> None:
-    """Send an error as Postgres sends it: invalid authorization."""
-    fields = b"".join(tag + text.encode() + b"\0" for tag, text in ((b"S", "FATAL"), (b"C", "28000"), (b"M", message)))
-    writer.write(b"E" + struct.pack("!I", len(fields) + 5) + fields + b"\0")
-    log.warning("a connection was refused: %s", message)
-    with suppress(ConnectionError):
+async def _pass_login(client: _Streams, upstream: _Streams) -> bool:
+    """Pass the messages of a login. Return True after Postgres has accepted it, and False after its error."""
+    while True:
+        head = await upstream[0].readexactly(5)
+        kind, length = head[:1], struct.unpack("!I", head[1:])[0]
+        body = await upstream[0].readexactly(length - 4)
+        client[1].write(head + body)
+        await client[1].drain()
+        if kind != b"R":
+            return False
+        answer = struct.unpack("!I", body[:4])[0]
+        if answer == _AUTHENTICATION_OK:
+            return True
+        if answer in _AUTHENTICATION_QUESTIONS:
+            head = await client[0].readexactly(5)
+            length = struct.unpack("!I", head[1:])[0]
+            if not 4 <= length <= _MAX_STARTUP_BYTES:
+                return False
+            upstream[1].write(head + await client[0].readexactly(length - 4))
+
+
+def _keep_alive(socket: Any) -> None:
+    """Notice a node that lost its power or its network, so that its connections end."""
+    socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+    for option, value in ((TCP_KEEPIDLE, 10), (TCP_KEEPINTVL, 5), (TCP_KEEPCNT, 4), (TCP_USER_TIMEOUT, 30_000)):
+        socket.setsockopt(IPPROTO_TCP, option, value)
+
+
+async def _send_error(writer: asyncio.StreamWriter, error: _Refused) -> None:
+    """Send an error as Postgres sends it."""
+    lines = ((b"S", "FATAL"), (b"C", error.code), (b"M", str(error)))
+    fields = b"".join(tag + text.encode() + b"\0" for tag, text in lines) + b"\0"
+    writer.write(b"E" + struct.pack("!I", len(fields) + 4) + fields)
+    async with asyncio.timeout(1):
         await writer.drain()
-    writer.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,14 +254,8 @@ def tls_context(certificate_pem: str, key_pem: str) -> ssl.SSLContext:
 async def _run(settings: RelaySettings) -> None:
     context = tls_context(settings.certificate_pem, settings.key_pem.get_secret_value())
     relay = DatabaseRelay(settings.socket, database=settings.database, networks=settings.networks)
-    server = await asyncio.start_server(
-        relay.serve,
-        settings.host,
-        settings.port,
-        ssl=context,
-        ssl_handshake_timeout=_STARTUP_TIMEOUT_S,
-        limit=_CHUNK_BYTES,
-    )
+    accept = functools.partial(relay.accept, context)
+    server = await asyncio.start_server(accept, settings.host, settings.port, limit=_CHUNK_BYTES)
     async with server:
         await server.serve_forever()
 

@@ -35,6 +35,7 @@ ACTIONS_BY_ID = text("""
            a.amounts, a.failures,
            a.cancel_requested_at, a.deadline_at, a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us,
            q.task, s.class_key, s.demand, s.elastic, s.labels, s.priority, s.gang, n.name as node, n.url as node_url,
+           n.credential_id as node_credential_id,
            r.id is not null as has_result, r.exit_code, r.signal, r.stdout, r.stderr, r.stdout_bytes, r.stderr_bytes,
            r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.leftover_processes, r.message, r.enforcement,
            r.scores, r.response::text as response
@@ -47,7 +48,8 @@ ACTIONS_BY_ID = text("""
 """)
 
 _ENVIRONMENT = """
-    select e.id, q.task, e.trajectory, n.name as node, n.url as node_url, e.template, e.memory_mib, e.disk_mib, e.pids,
+    select e.id, q.task, e.trajectory, n.name as node, n.url as node_url,
+           n.credential_id as node_credential_id, e.template, e.memory_mib, e.disk_mib, e.pids,
            e.idle_ttl_s, e.created_at, e.last_used_at, e.end_reason, coalesce(e.ended_at, e.lost_at) as gone_at,
            s.state, e.delete_requested_at is not null as deleted
       from environments as e

@@ -1,6 +1,7 @@
 """Statements about the audit log."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import text
 
@@ -16,7 +17,7 @@ INSERT_AUDIT_LOG = text("""
 
 INSERT_NODE_EVENT = text("""
     insert into audit_log (project_id, verb, target, detail)
-    select id, :verb, :target, '{}' from projects where name = :project
+    select id, :verb, :target, cast(:detail as jsonb) from projects where name = :project
 """)
 
 LIST_AUDIT_LOG = text("""
@@ -51,6 +52,7 @@ async def insert_audit_log(
     )
 
 
-async def insert_node_event(tx: WriteTx, *, verb: str, name: str) -> None:
+async def insert_node_event(tx: WriteTx, *, verb: str, name: str, detail: Mapping[str, str]) -> None:
     """Insert an entry of a node that acted without an API key, in the first project."""
-    await tx.execute(INSERT_NODE_EVENT, {"verb": verb, "target": f"node:{name}", "project": ROOT_PROJECT})
+    values = {"verb": verb, "target": f"node:{name}", "project": ROOT_PROJECT, "detail": json.dumps(detail)}
+    await tx.execute(INSERT_NODE_EVENT, values)

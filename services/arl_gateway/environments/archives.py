@@ -107,7 +107,7 @@ class ArchiveService:
         url = f"{row.node_url}/internal/transfers/{submitted.id}"
         try:
             async with AsyncExitStack() as held:
-                stream = self._peers.stream(url, about, body, audience=node_audience(row.node))
+                stream = self._peers.stream(url, about, body, audience=node_audience(row.node, row.node_credential_id))
                 opening = asyncio.create_task(held.enter_async_context(stream))
                 await self._wait_until_open(opening, submitted.id, caller)
                 yield await opening

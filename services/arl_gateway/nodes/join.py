@@ -29,7 +29,8 @@ class NodeJoin:
         async with self._store.write() as tx:
             used = await claim_token(tx, id, proof_hash=proof_hash, claim_hash=claim_hash, used_from=used_from)
             if used is not None:
-                await insert_node_event(tx, verb="node.join", name=used.node_name)
+                if used.is_first:
+                    await insert_node_event(tx, verb="node.join", name=used.node_name, detail={"from": used_from})
                 return JoinNodeResponse(node_name=used.node_name, credentials=bytes(used.credentials).decode())
             known = await token_by_id(tx, id)
         raise Forbidden(_refusal(known, proof_hash))

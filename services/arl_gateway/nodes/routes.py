@@ -77,8 +77,8 @@ async def change_node(name: NodeName, body: ChangeNodeRequest, caller: AdminWrit
 async def remove_node(name: NodeName, caller: AdminWriter, nodes: NodesDep) -> None:
     """Remove a dead node.
 
-    Returns 409 while it is alive or has unsettled actions or live environments. A removed node that registers again is
-    added again. Requires a key of project `default`.
+    Returns 409 while it is alive or has unsettled actions or live environments. This ends the credentials of a node
+    that joined. Another removed node that registers again is added again. Requires a key of project `default`.
     """
     await nodes.remove(name, caller)
 

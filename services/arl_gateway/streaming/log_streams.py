@@ -185,7 +185,7 @@ class LogStreams:
                 await asyncio.sleep(RUNNING_POLL_S)
 
     async def _call_node(self, row: Row, path: str, body: BaseModel, parse: Callable[[bytes], ResponseT]) -> ResponseT:
-        url, audience = f"{row.node_url}/internal/{path}", node_audience(row.node)
+        url, audience = f"{row.node_url}/internal/{path}", node_audience(row.node, row.node_credential_id)
         return parse(await self._peers.call(url, body, audience=audience))
 
     async def _fetch_row(self, id: UUID, caller: Caller) -> Row:

@@ -115,4 +115,4 @@ def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], 
 
 def _notify_node(peers: ServiceClient, node: NodeRow, grants: list[GrantPayload]) -> None:
     body = GrantBatchRequest(node_epoch=node.epoch, grants=grants)
-    peers.notify(f"{node.url}/internal/grants", body, audience=node_audience(node.name))
+    peers.notify(f"{node.url}/internal/grants", body, audience=node_audience(node.name, node.credential_id))

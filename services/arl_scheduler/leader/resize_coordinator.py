@@ -117,7 +117,7 @@ class ResizeCoordinator:
             content = await self._peers.call(
                 f"{node.url}/internal/resizes",
                 ResizeBatchRequest(node_epoch=node.epoch, resizes=list(bodies)),
-                audience=node_audience(node.name),
+                audience=node_audience(node.name, node.credential_id),
             )
             self._mailbox.resized(ResizeBatchResponse.model_validate_json(content).answers)
         except Exception as error:  # noqa: BLE001 - the manager is asked again after any error

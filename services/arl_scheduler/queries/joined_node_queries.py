@@ -1,5 +1,6 @@
 """The joined nodes as callers: the keys of their tokens, and whether their credentials still exist."""
 
+import re
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ SELECT_CREDENTIAL = text("select 1 as found from node_roles where credential_id 
 MAX_AGE_S = 5.0
 """Seconds for which an answer of Postgres is used again. A removed node is refused after this time at the latest."""
 MAX_CACHED = 10_000
+KINDS = frozenset({"cpu", "gpu", "api"})
+CREDENTIAL_ID = re.compile("[0-9a-z]{1,64}")
 
 
 class JoinedNodes:
@@ -30,14 +33,14 @@ class JoinedNodes:
 
     def key_of(self, caller: str) -> str | None:
         """Return the key of a node's tokens for the scheduler, or None if the name is not that of a joined node."""
-        _, at, credential_id = caller.partition("@")
-        if not at or not (credential_id.isascii() and credential_id.isalnum() and len(credential_id) <= 64):
+        kind, _, credential_id = caller.partition("@")
+        if kind not in KINDS or not CREDENTIAL_ID.fullmatch(credential_id):
             return None
         if len(self._keys) >= MAX_CACHED:
             self._keys.clear()
-        if caller not in self._keys:
-            self._keys[caller] = pairwise_key(joined_service_token(self._master, credential_id), "scheduler")
-        return self._keys[caller]
+        if credential_id not in self._keys:
+            self._keys[credential_id] = pairwise_key(joined_service_token(self._master, credential_id), "scheduler")
+        return self._keys[credential_id]
 
     async def is_active(self, caller: str) -> bool:
         """Return True if Postgres has the credentials of this caller, whose token was already checked."""

@@ -72,6 +72,8 @@ class NodeRow:
     """Cordoned or draining: it gets no new environments, and existing ones continue."""
     last_heartbeat: float
     """Last heartbeat, or the start of Postgres if later: no heartbeat was possible before it."""
+    credential_id: str | None = None
+    """Id of the credentials of a node that joined."""
     is_drain_expired: bool = False
     """True if its drain deadline has passed: nothing on it continues."""
     rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)
@@ -268,6 +270,7 @@ def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
         name=entry["name"],
         kind=entry["kind"],
         url=entry["url"],
+        credential_id=entry["credential_id"],
         epoch=parse_uuid(entry["epoch"]),
         capacity=entry["capacity"],
         enforced=_enforced(entry),

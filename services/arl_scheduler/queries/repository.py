@@ -81,7 +81,7 @@ POLL = text(f"""
                        and cancel_requested_at is not null
                      limit {SETTLE_PAGE}) as c) as cancelled,
            (select coalesce(json_agg(n), '[]')::text
-              from (select nodes.id, name, kind, url, nodes.epoch, capacity, rates, enforced, templates,
+              from (select nodes.id, name, kind, url, credential_id, nodes.epoch, capacity, rates, enforced, templates,
                            (select coalesce(json_agg(s ->> 'name'), '[]')
                               from jsonb_array_elements(services) as s
                              where s ->> 'state' in ('resident', 'restoring')) as resident,

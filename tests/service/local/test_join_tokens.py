@@ -1,20 +1,25 @@
 """Test the life of a joined node's credentials in Postgres: token, exchange, drain and removal."""
 
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import asyncpg
 import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from arl_admission.node_queries import remove_node
+from arl_admission.node_queries import change_node, remove_node
 from arl_gateway.nodes.join import NodeJoin
-from arl_kit.service_tokens import TokenIssuer, TokenVerifier, joined_caller, joined_service_token
+from arl_kit.service_tokens import TokenIssuer, TokenVerifier, joined_caller, joined_service_token, node_audience
+from arl_local.credentials import NodeIdentity, joined_node_secrets
 from arl_local.join.join_token import JoinToken
+from arl_local.state_dir import StateDir
 from arl_scheduler.queries.joined_node_queries import JoinedNodes
 from arl_store.join_repository import NodeNameInUse, StoredToken, create_token
 from arl_store.logins import NodeLogin, node_role_url
 from arl_wire.errors import Forbidden, Unauthenticated
+from arl_wire.internal.admission import InternalChangeNodeRequest
 from support.builders import EPOCH
 from support.rows import Rows, rows_in, store_of
 
@@ -88,8 +93,11 @@ class TestExchange:
 
     async def test_join_is_in_the_audit_log(self, rows: Rows, join: NodeJoin) -> None:
         await rows.execute("insert into projects (name) values ('default') on conflict do nothing")
-        await join.exchange((await created(rows)).authorization, claim="1", used_from="a")
-        assert await rows.value("select verb || ' ' || target from audit_log") == "node.join node:n"
+        token = await created(rows)
+        for _ in range(2):
+            await join.exchange(token.authorization, claim="1", used_from="10.0.0.7")
+        written = "select array_agg(verb || ' ' || target || ' ' || (detail ->> 'from')) from audit_log"
+        assert await rows.value(written) == ["node.join node:n 10.0.0.7"]
 
     async def test_name_of_an_existing_node_is_refused(self, rows: Rows) -> None:
         await rows.node("n")
@@ -124,8 +132,46 @@ class TestJoinedNode:
         await self.remove(rows)
         await created(rows, a_login(credential_id="c2"))
         again = await asyncpg.connect(node_role_url(rows.owner_url, a_login()))
-        await again.execute("update nodes set url = 'http://new' where name = 'n'")
+        assert await again.execute("update nodes set url = 'http://new' where name = 'n'") == "UPDATE 1"
+        assert await rows.value("select credential_id from nodes where name = 'n'") == "c2"
         await again.close()
+
+    async def test_keys_of_a_removed_node_are_not_those_of_its_successor(self, tmp_path: Path) -> None:
+        state = StateDir(tmp_path)
+        state.create()
+        first, second = (
+            joined_node_secrets(state, NodeIdentity("cpu", "n"), credential_id) for credential_id in ("c1", "c2")
+        )
+        assert set(json.loads(first["caller_keys"]).values()).isdisjoint(json.loads(second["caller_keys"]).values())
+        assert node_audience("n", "c1") != node_audience("n", "c2") != node_audience("n")
+
+    async def test_administrator_keeps_a_node_closed_that_drained_itself(
+        self, rows: Rows, node: asyncpg.Connection
+    ) -> None:
+        await node.fetchval("select drain_own_node(60)")
+        async with store_of(rows.owner_url, "admission") as store, store.write() as tx:
+            await change_node(tx, InternalChangeNodeRequest(name="n", cordoned=True))
+        await node.fetchval("select drain_own_node(null)")
+        assert await rows.value("select cordoned_at is not null from nodes where name = 'n'")
+
+    @pytest.mark.parametrize("deadline", ["1e12", "'Infinity'", "'NaN'", "-1"])
+    async def test_deadline_that_is_no_duration_is_refused(self, node: asyncpg.Connection, deadline: str) -> None:
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="from 0 s to 30 days"):
+            await node.fetchval(f"select drain_own_node({deadline})")
+
+    async def test_node_that_never_registered_is_removed(self, rows: Rows) -> None:
+        await created(rows, a_login("ghost", "c9"))
+        async with store_of(rows.owner_url, "admission") as store, store.write() as tx:
+            assert await remove_node(tx, "ghost") is None
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(node_role_url(rows.owner_url, a_login("ghost", "c9")))
+
+    async def test_new_token_ends_roles_whose_tokens_expired_unused(self, rows: Rows) -> None:
+        await created(rows, a_login("late", "c8"))
+        await rows.execute("update join_tokens set expires_at = now() - interval '1 s'")
+        await created(rows, a_login("other", "c7"))
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(node_role_url(rows.owner_url, a_login("late", "c8")))
 
     async def test_scheduler_accepts_tokens_of_a_node_until_its_removal(
         self, rows: Rows, node: asyncpg.Connection

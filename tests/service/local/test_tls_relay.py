@@ -1,6 +1,7 @@
 """Test the relay through which nodes of other machines reach the embedded Postgres."""
 
 import asyncio
+import functools
 import ssl
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
@@ -15,6 +16,7 @@ from arl_local.postgres.certificates import issue_server_certificate
 from arl_local.postgres.tls_relay import DatabaseRelay, tls_context
 from arl_store.logins import NodeLogin, database_of
 from arl_store.migrate import upgrade
+from support.conditions import eventually
 from support.postgres import PASSWORDS, Databases
 
 LOGIN = NodeLogin("cpu", "n", "password")
@@ -37,11 +39,12 @@ async def relay(
     databases: Databases, database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[Relay]:
     await upgrade(database, PASSWORDS, nodes=[LOGIN])
-    network = getattr(request, "param", "127.0.0.0/8")
+    changes = {"networks": ["127.0.0.0/8"], "socket": databases.server.socket} | getattr(request, "param", {})
+    changes["networks"] = [ip_network(each) for each in changes["networks"]]
     files = issue_server_certificate(tmp_path / "tls", "127.0.0.1")
-    served = DatabaseRelay(databases.server.socket, database=database_of(database), networks=[ip_network(network)])
+    served = DatabaseRelay(database=database_of(database), **changes)
     context = tls_context(files.certificate.read_text(), files.key.read_text())
-    server = await asyncio.start_server(served.serve, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(functools.partial(served.accept, context), "127.0.0.1", 0)
     async with server:
         yield Relay(database_of(database), server.sockets[0].getsockname()[1], files.authority)
 
@@ -64,9 +67,64 @@ async def test_role_of_a_service_is_refused_with_the_right_password(relay: Relay
         await asyncpg.connect(relay.url(f"{relay.database}_{role}", PASSWORDS[role]))
 
 
-@pytest.mark.parametrize("relay", ["10.9.0.0/16"], indirect=True)
-async def test_address_outside_the_networks_is_refused(relay: Relay) -> None:
-    with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError, match="outside the networks"):
+@pytest.mark.parametrize("relay", [{"networks": ["10.9.0.0/16"]}], indirect=True)
+async def test_address_outside_the_networks_is_closed_before_tls(relay: Relay) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+    assert await reader.read() == b""
+    writer.close()
+    with pytest.raises(OSError, match=r"."):
+        await asyncpg.connect(relay.node_url())
+
+
+@pytest.mark.parametrize("relay", [{"max_connections": 2}], indirect=True)
+async def test_nodes_leave_connections_to_the_services(relay: Relay) -> None:
+    held = [await asyncpg.connect(relay.node_url()) for _ in range(2)]
+    with pytest.raises(asyncpg.TooManyConnectionsError, match="too many connections"):
+        await asyncpg.connect(relay.node_url())
+    await held[0].close()
+    await eventually_connects(relay)
+    await held[1].close()
+
+
+async def eventually_connects(relay: Relay) -> None:
+    """Connect as soon as the relay has noticed the end of another connection."""
+
+    async def connects() -> bool:
+        try:
+            await (await asyncpg.connect(relay.node_url())).close()
+        except asyncpg.TooManyConnectionsError:
+            return False
+        return True
+
+    await eventually(connects)
+
+
+@pytest.mark.parametrize("relay", [{"max_logins": 1}], indirect=True)
+async def test_connections_that_do_not_log_in_are_limited(relay: Relay) -> None:
+    silent = await asyncio.open_connection("127.0.0.1", relay.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+    assert await reader.read() == b"", "the second one is closed at once"
+    writer.close()
+    silent[1].close()
+
+
+async def test_failed_logins_hold_no_connection(relay: Relay, database: str) -> None:
+    for _ in range(5):
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(relay.url(LOGIN.role(relay.database), "wrong"))
+    owner = await asyncpg.connect(database)
+    count = "select count(*) from pg_stat_activity where usename = $1"
+    await eventually(lambda: _is_zero(owner, count, LOGIN.role(relay.database)))
+    await owner.close()
+
+
+async def _is_zero(connection: asyncpg.Connection, count: str, *values: str) -> bool:
+    return bool(await connection.fetchval(count, *values) == 0)
+
+
+@pytest.mark.parametrize("relay", [{"socket": Path("/nonexistent/socket")}], indirect=True)
+async def test_node_is_told_that_postgres_is_stopped(relay: Relay) -> None:
+    with pytest.raises(asyncpg.CannotConnectNowError, match="starting or stopped"):
         await asyncpg.connect(relay.node_url())
 
 

@@ -38,9 +38,14 @@ def create_join_token(
     The token works once. The node gets credentials of its own, which `tangram nodes remove` ends.
     """
     require_server()
-    options = {"--kind": kind, "--pool": pool, "--ttl": str(_seconds(ttl)), **({"--name": name} if name else {})}
+    options = {
+        "--kind": kind,
+        "--pool": pool,
+        "--ttl": str(_seconds(ttl)),
+        **({"--name": name} if name is not None else {}),
+    }
     argv = [sys.executable, "-m", "arl_local.join.create", "--dir", str(LocalState(directory).directory)]
-    argv += [word for option in options.items() for word in option]
+    argv += [f"{option}={value}" for option, value in options.items()]
     created = subprocess.run(argv, capture_output=True, text=True, env=os.environ, check=False)
     if created.returncode != 0:
         code = EXIT_USAGE if created.returncode == EXIT_USAGE else EXIT_FAILED

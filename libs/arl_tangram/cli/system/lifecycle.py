@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import httpx
 import typer
+from rich.markup import escape
 
 from arl_tangram.cli.client import remote_url
 from arl_tangram.cli.local_state import DirOption, LocalState
@@ -87,7 +88,7 @@ def up(
     """Start the system: Postgres, the services and the sandbox launcher. If it is up, attach to it."""
     require_server()
     state = LocalState(directory)
-    has_settings = bool(host or listen or network or port or cores or driver or unsafe_local or take_over)
+    has_settings = bool(host or listen is not None or network or port or cores or driver or unsafe_local or take_over)
     if host and listen:
         fail("--host and --listen exclude each other: the gateway has the address of --listen", EXIT_USAGE)
     if (state.directory / "node.json").exists():
@@ -96,7 +97,7 @@ def up(
     if state.supervisor_pid() is None:
         arguments = _supervisor_arguments(state, host or _HOST, port, cores, "unsafe-local" if unsafe_local else driver)
         arguments += ["--take-over"] if take_over else []
-        arguments += ["--listen", listen] if listen else []
+        arguments += ["--listen", listen] if listen is not None else []
         arguments += [word for each in network or () for word in ("--network", each)]
         supervisor = spawn_supervisor(state, arguments, detach=detach)
         if wait_until_up(state, supervisor):
@@ -118,6 +119,8 @@ def down(
 ) -> None:
     """Drain the system and stop it."""
     state = LocalState(directory)
+    if (state.directory / "node.json").exists() and not purge:
+        fail(f"{state.directory} belongs to `tangram node up`; stop it with `tangram node down`", EXIT_USAGE)
     was_up = state.supervisor_pid() is not None
     if was_up:
         drain(state)
@@ -234,7 +237,7 @@ def _print_started(state: LocalState, output: OutputFormat, message: str) -> Non
         print_json({"directory": str(state.directory), "state": message, "endpoints": state.service_urls()})
         sys.stdout.flush()
         return
-    stdout.print(f"[green]{message}[/green]  {state.service_urls().get('gateway')}")
+    stdout.print(f"[green]{message}[/green]  {escape(str(state.service_urls().get('gateway')))}")
     stdout.print(f"    key    {state.directory / 'api_key'}", markup=False)
 
 

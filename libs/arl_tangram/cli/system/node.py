@@ -1,16 +1,18 @@
 """`node up` and `node down`: run this machine as a node of a system on another machine."""
 
 import json
-import os
+import signal
 import subprocess
 import sys
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import (
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_NOT_RUNNING,
     EXIT_USAGE,
     FormatOption,
@@ -98,6 +100,8 @@ def node_up(
             if not detach:
                 raise typer.Exit(run_in_foreground(state, supervisor))
             return
+    if join or token or address or port or cores or driver or unsafe_local:
+        fail("The node is already up; its settings cannot be changed. Stop it first: tangram node down", EXIT_USAGE)
     wait_for_running_system(state)
     _print_node(state, output, "already up")
 
@@ -106,7 +110,10 @@ def node_up(
 def node_down(
     directory: DirOption,
     deadline_s: Annotated[
-        float, typer.Option("--deadline", min=0, help="Seconds until remaining actions and environments are ended.")
+        float,
+        typer.Option(
+            "--deadline", min=0, max=30 * 86_400, help="Seconds until remaining actions and environments are ended."
+        ),
     ] = 600.0,
     now: Annotated[bool, typer.Option("--now", help="Stop without draining; the node counts as lost.")] = False,
     output: FormatOption = OutputFormat.TEXT,
@@ -137,9 +144,15 @@ def _arguments(
 
 def _drain_node(state: LocalState, deadline_s: float) -> None:
     argv = [sys.executable, "-m", "arl_local.join.drain", "--dir", str(state.directory), "--deadline", str(deadline_s)]
-    drained = subprocess.run(argv, stderr=subprocess.PIPE, text=True, env=os.environ, check=False)
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as drained:
+        try:
+            _, said = drained.communicate()
+        except KeyboardInterrupt:
+            drained.send_signal(signal.SIGINT)  # it reopens the node
+            _, said = drained.communicate()
+            fail(said.strip() or "interrupted", EXIT_INTERRUPTED)
     if drained.returncode != 0:
-        detail = drained.stderr.strip() or "the node could not be drained"
+        detail = said.strip() or "the node could not be drained"
         fail(f"{detail}. The node still runs. To stop it anyway: tangram node down --now", EXIT_FAILED)
 
 
@@ -152,7 +165,8 @@ def _print_node(state: LocalState, output: OutputFormat, message: str) -> None:
     capacity = report.get("capacity", {})
     cores = f", {capacity['cpu_milli'] / 1000:g} cores" if "cpu_milli" in capacity else ""
     joined = f"node {report.get('name')} of {report.get('gateway_url')}"
-    stdout.print(f"[green]{message}[/green]  {joined}, kind {report.get('kind')}, pool {report.get('pool')}{cores}")
+    description = f"{joined}, kind {report.get('kind')}, pool {report.get('pool')}{cores}"
+    stdout.print(f"[green]{message}[/green]  {escape(description)}")
     if report.get("enforced"):
         rows = [(each["name"], each["level"], each["mechanism"], each["fix"] or "-") for each in report["enforced"]]
         print_rows(_HEADINGS, rows, empty="")
