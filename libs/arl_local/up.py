@@ -169,8 +169,10 @@ def _choose_ports(
     wanted["gateway"] = options.listen or options.host, preferences
     known = state.cluster_ports() if options.listen is not None else {}
     if options.listen is not None:
-        fixed = {"gateway": options.port or _GATEWAY_PORT, "scheduler": _SCHEDULER_PORT, DATABASE_RELAY: _DATABASE_PORT}
+        fixed = {"gateway": _GATEWAY_PORT, "scheduler": _SCHEDULER_PORT, DATABASE_RELAY: _DATABASE_PORT}
         wanted |= {name: (options.listen, (known.get(name, port),)) for name, port in fixed.items()}
+        if options.port:
+            wanted["gateway"] = options.listen, (options.port,)
     ports = choose_ports(wanted, reserved)
     if moved := [name for name, port in known.items() if ports[name] != port and name != "gateway"]:
         raise OSError(

@@ -18,6 +18,7 @@ import pytest
 from arl_kit.service_tokens import TokenIssuer, joined_caller
 from arl_local.join.credentials import JoinedNode
 from arl_local.join.join_token import JoinToken
+from arl_local.state_dir import bind
 from support.conditions import eventually
 from support.machine import Machine
 from support.reachable_python import STRANGER, a_reachable_python, an_open_directory
@@ -129,6 +130,50 @@ async def test_credentials_of_a_removed_node_open_nothing(tmp_path: Path) -> Non
             assert status_of("GET", f"{joined.gateway_url}/v1/actions", headers=headers) == 401
         refused = node.cli("node", "up", "-d", check=False)
         assert (refused.returncode, "join again with a new token" in refused.stderr) == (1, True)
+
+
+async def test_machine_joins_again_under_the_name_of_its_removed_node(tmp_path: Path) -> None:
+    with a_cluster(tmp_path) as (control, node):
+        node.cli("node", "down", "--now")
+        await eventually(lambda: states(control)["n"] == "lost", timeout_s=30)
+        control.cli("nodes", "remove", "n")
+        created = json.loads(control.cli("nodes", "join-token", "create", "--name", "n", "-o", "json").stdout)
+        arguments = ("--driver", "simulated", "--cores", "4", "--join", created["url"], "--token", created["token"])
+        node.cli("node", "up", "-d", *arguments)
+        drive(control, "n")
+
+
+@pytest.mark.parametrize("kind", ["gpu", "api"])
+async def test_node_of_another_kind_joins_and_drains(tmp_path: Path, kind: str) -> None:
+    variables = {"TANGRAM_ENDPOINTS": json.dumps({"a": {"url": "https://a.example"}})}
+    with a_cluster(tmp_path) as (control, _):
+        other = Machine(tmp_path / kind)
+        create = ("nodes", "join-token", "create", "--kind", kind, "--name", kind, "-o", "json")
+        created = json.loads(control.cli(*create).stdout)
+        other.cli("node", "up", "-d", "--join", created["url"], "--token", created["token"], variables=variables)
+        listed = json.loads(control.cli("nodes", "list", "-o", "json").stdout)["items"]
+        assert {each["name"]: (each["kind"], each["alive"]) for each in listed}[kind] == (kind, True)
+        assert "drained and stopped" in other.cli("node", "down", "--deadline", "5").stderr
+
+
+async def test_ports_that_nodes_know_stay_the_same(tmp_path: Path) -> None:
+    control = Machine(tmp_path / "control")
+    up = ("up", "--detach", "--driver", "simulated", "--cores", "1")
+    known = []
+    try:
+        for flags in (("--listen", "127.0.0.1"), (), ("--listen", "127.0.0.1")):
+            urls = json.loads(control.cli(*up, *flags, "-o", "json").stdout)["endpoints"]
+            known.append((urls["scheduler"], urls.get("database-relay")))
+            control.cli("down")
+        assert known[2] == known[0] != known[1]
+        with bind("127.0.0.1", int(known[0][0].rpartition(":")[2])):
+            refused = control.cli(*up, "--listen", "127.0.0.1", check=False)
+        assert "of scheduler on 127.0.0.1 is taken, and the nodes know it" in refused.stderr
+        for listen, said in (("192.0.2.9", "not an address of this machine"), ("", "must be an IP address")):
+            wrong = control.cli(*up, "--listen", listen, "--network", "192.0.2.0/24", check=False)
+            assert (wrong.returncode, said in wrong.stderr) == (2, True), wrong.stderr
+    finally:
+        control.cli("down", "--purge", check=False)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ the owner and the services connect from this machine only.
 """
 
 import asyncio
-import functools
 import logging
 import os
+import socket
 import ssl
 import struct
 from collections import Counter
@@ -16,16 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
-from socket import (
-    IPPROTO_TCP,
-    SO_KEEPALIVE,
-    SOL_SOCKET,
-    TCP_KEEPCNT,
-    TCP_KEEPIDLE,
-    TCP_KEEPINTVL,
-    TCP_USER_TIMEOUT,
-)
-from typing import Any
 
 import uvloop
 from pydantic import Field, IPvAnyNetwork, SecretStr
@@ -33,6 +23,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from arl_core.domain.states import MANAGER_ROLES
 from arl_kit.settings import load_settings
+from arl_local.state_dir import bind
 from arl_store.guards import role_name
 
 __all__ = ["DatabaseRelay", "RelaySettings", "node_role_of", "tls_context"]
@@ -45,6 +36,8 @@ _AUTHENTICATION_OK = 0
 _AUTHENTICATION_QUESTIONS = frozenset({10, 11})
 """Kinds of authentication messages that the client answers: SASL and SASLContinue (scram-sha-256)."""
 MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_LOGINS_PER_ADDRESS = 240, 120, 24
+_ACCEPT_PAUSE_S, _BACKLOG = 0.2, 128
+IPAddress = IPv4Address | IPv6Address
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _ALPN = "postgresql"
 
@@ -90,7 +83,7 @@ class DatabaseRelay:
 
     def __init__(
         self,
-        socket: Path,
+        server: Path,
         *,
         database: str,
         networks: Sequence[IPv4Network | IPv6Network],
@@ -100,53 +93,69 @@ class DatabaseRelay:
         """Create a relay.
 
         Args:
-            socket: The Unix socket of Postgres.
+            server: The Unix socket of Postgres.
             database: Name of the database, which is the prefix of its roles.
             networks: Networks whose addresses may connect.
             max_connections: Maximum number of connections to Postgres. The others are for the services.
             max_logins: Maximum number of connections of one address that have not logged in.
         """
-        self._socket = socket
+        self._server = server
         self._database = database
         self._networks = networks
         self._max_connections = max_connections
         self._max_logins = max_logins
-        self._connected: Counter[IPv4Address | IPv6Address] = Counter()
-        self._logins: Counter[IPv4Address | IPv6Address] = Counter()
+        self._connected: Counter[IPAddress] = Counter()
+        self._logins: Counter[IPAddress] = Counter()
 
-    async def accept(self, context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Check the address of a new TCP connection, then start TLS and serve it until either side closes it."""
-        peer = ip_address(str(writer.get_extra_info("peername")[0]).partition("%")[0])
+    async def serve_forever(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Accept connections of a listening socket that does not block, until this call is cancelled."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as connections:
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(listener)
+                except OSError as error:  # no descriptor is free, or the client has gone
+                    log.warning("a connection could not be accepted: %s", error)
+                    await asyncio.sleep(_ACCEPT_PAUSE_S)
+                    continue
+                connections.create_task(self._serve(accepted, ip_address(address[0].partition("%")[0]), context))
+
+    async def _serve(self, accepted: socket.socket, peer: IPAddress, context: ssl.SSLContext) -> None:
+        """Serve one connection until either side closes it. Its address is checked before TLS."""
+        if self._logins[peer] >= self._max_logins or not self._is_in_network(peer):
+            accepted.close()
+            return
+        _keep_alive(accepted)
+        client = None
+        self._logins[peer] += 1
         try:
-            if self._logins[peer] >= self._max_logins or not self._is_in_network(peer):
-                return
-            _keep_alive(writer.get_extra_info("socket"))
-            self._logins[peer] += 1
             try:
                 async with asyncio.timeout(_STARTUP_TIMEOUT_S):
-                    await writer.start_tls(context)
-                    upstream = await self._log_in(peer, reader, writer)
+                    client = await _start_tls(accepted, context)
+                    upstream = await self._log_in(peer, *client)
             finally:
                 self._logins[peer] -= 1
             if upstream is not None:
-                await self._relay(peer, (reader, writer), upstream)
+                await self._relay(peer, client, upstream)
         except _Refused as error:
             log.warning("a connection of %s was refused: %s", peer, error)
-            with suppress(OSError, TimeoutError):
-                await _send_error(writer, error)
+            if client is not None:
+                await _send_error(client[1], error)
         except (OSError, TimeoutError, EOFError) as error:
             log.info("the connection of %s ended: %s", peer, error or type(error).__name__)
         finally:
-            await _close(writer)
+            if client is not None:
+                await _close(client[1])
+            accepted.close()
 
-    def _is_in_network(self, peer: IPv4Address | IPv6Address) -> bool:
+    def _is_in_network(self, peer: IPAddress) -> bool:
         if any(peer in network for network in self._networks):
             return True
         log.warning("%s is outside the networks of this cluster (tangram up --network)", peer)
         return False
 
     async def _log_in(
-        self, peer: IPv4Address | IPv6Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, peer: IPAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> _Streams | None:
         """Return the connection to Postgres after a login, or None if Postgres refused it. Raises `_Refused`.
 
@@ -162,7 +171,7 @@ class DatabaseRelay:
         if self._connected.total() >= self._max_connections or self._connected[peer] >= MAX_PER_ADDRESS:
             raise _Refused("53300", "the nodes have too many connections to the Postgres of this system")
         try:
-            upstream = await asyncio.open_unix_connection(str(self._socket), limit=_CHUNK_BYTES)
+            upstream = await asyncio.open_unix_connection(str(self._server), limit=_CHUNK_BYTES)
         except OSError:
             raise _Refused("57P03", "the Postgres of this system is starting or stopped") from None
         upstream[1].write(startup)
@@ -171,7 +180,7 @@ class DatabaseRelay:
         await _close(upstream[1])
         return None
 
-    async def _relay(self, peer: IPv4Address | IPv6Address, client: _Streams, upstream: _Streams) -> None:
+    async def _relay(self, peer: IPAddress, client: _Streams, upstream: _Streams) -> None:
         self._connected[peer] += 1
         pumps = [
             asyncio.create_task(_pump(client[0], upstream[1])),
@@ -208,11 +217,26 @@ async def _pass_login(client: _Streams, upstream: _Streams) -> bool:
             upstream[1].write(head + await client[0].readexactly(length - 4))
 
 
-def _keep_alive(socket: Any) -> None:
+def _keep_alive(accepted: socket.socket) -> None:
     """Notice a node that lost its power or its network, so that its connections end."""
-    socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-    for option, value in ((TCP_KEEPIDLE, 10), (TCP_KEEPINTVL, 5), (TCP_KEEPCNT, 4), (TCP_USER_TIMEOUT, 30_000)):
-        socket.setsockopt(IPPROTO_TCP, option, value)
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 10),
+        (socket.TCP_KEEPINTVL, 5),
+        (socket.TCP_KEEPCNT, 4),
+        (socket.TCP_USER_TIMEOUT, 30_000),
+    ):
+        accepted.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+async def _start_tls(accepted: socket.socket, context: ssl.SSLContext) -> _Streams:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=_STARTUP_TIMEOUT_S
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def _send_error(writer: asyncio.StreamWriter, error: _Refused) -> None:
@@ -220,8 +244,9 @@ async def _send_error(writer: asyncio.StreamWriter, error: _Refused) -> None:
     lines = ((b"S", "FATAL"), (b"C", error.code), (b"M", str(error)))
     fields = b"".join(tag + text.encode() + b"\0" for tag, text in lines) + b"\0"
     writer.write(b"E" + struct.pack("!I", len(fields) + 4) + fields)
-    async with asyncio.timeout(1):
-        await writer.drain()
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(1):
+            await writer.drain()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -254,10 +279,10 @@ def tls_context(certificate_pem: str, key_pem: str) -> ssl.SSLContext:
 async def _run(settings: RelaySettings) -> None:
     context = tls_context(settings.certificate_pem, settings.key_pem.get_secret_value())
     relay = DatabaseRelay(settings.socket, database=settings.database, networks=settings.networks)
-    accept = functools.partial(relay.accept, context)
-    server = await asyncio.start_server(accept, settings.host, settings.port, limit=_CHUNK_BYTES)
-    async with server:
-        await server.serve_forever()
+    with bind(settings.host, settings.port) as listener:
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        await relay.serve_forever(listener, context)
 
 
 if __name__ == "__main__":
