@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
-from arl_engines.engine import ClusterEngine, EngineError, EngineNode, PoolSpec
+from arl_engines.engine import ClusterEngine, ClusterEngineError, EngineNode, PoolSpec
 from arl_engines.observation import to_pool_load, to_pool_nodes
 from arl_engines.scaling import PoolNode, ScalingDecision, ScalingState, cores_per_node, decide
 from arl_tangram.async_client import AsyncTangram
@@ -98,7 +98,7 @@ class PoolController:
                     return
             except (Unauthenticated, Forbidden):
                 raise
-            except (TangramError, EngineError, OSError) as error:
+            except (TangramError, ClusterEngineError, OSError) as error:
                 log.warning("pools are not reconciled: %s", error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), INTERVAL_S)

@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 
 __all__ = [
     "ClusterEngine",
+    "ClusterEngineError",
     "EngineCapabilities",
-    "EngineError",
     "EngineNode",
     "EngineNodeState",
     "NodeCommand",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-class EngineError(Exception):
+class ClusterEngineError(Exception):
     """An engine could not do what it was asked for. The controller tries again."""
 
 
@@ -106,7 +106,7 @@ class ClusterEngine(Protocol):
     async def ensure(self, pool: PoolSpec, count: int) -> None:
         """Start nodes until the pool has `count` nodes that are not stopping, and restart those that ended.
 
-        The number is absolute. Surplus nodes stay: only `release` stops a node. Raises `EngineError`.
+        The number is absolute. Surplus nodes stay: only `release` stops a node. Raises `ClusterEngineError`.
         """
         ...
 
@@ -148,5 +148,5 @@ class NodeCommands(Protocol):
     """The way from a node's name to its command: how a node gets its credentials and is started."""
 
     async def command_for(self, request: NodeRequest) -> NodeCommand:
-        """Return the command that runs the node in the foreground until SIGTERM. Raises `EngineError`."""
+        """Return the command that runs the node in the foreground until SIGTERM. Raises `ClusterEngineError`."""
         ...

@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 import sqlalchemy.exc
 
-from arl_engines.engine import EngineError, NodeCommand, NodeRequest
+from arl_engines.engine import ClusterEngineError, NodeCommand, NodeRequest
 from arl_local.join.create import NotServing, create_join_token
 from arl_local.join.credentials import JoinedNode
 from arl_local.state_dir import StateDir
@@ -36,7 +36,7 @@ class JoinedNodeCommands:
         self._environment = dict(os.environ if environment is None else environment)
 
     async def command_for(self, request: NodeRequest) -> NodeCommand:
-        """Return the command of a node. It has a token unless the node joined earlier. Raises `EngineError`."""
+        """Return the command of a node. It has a token unless the node joined earlier. Raises `ClusterEngineError`."""
         pool = request.pool
         argv = [sys.executable, "-P", "-m", "arl_local.join", "--dir", str(request.directory)]
         env = {name: value for name, value in self._environment.items() if name not in OWN_VARIABLES}
@@ -59,5 +59,5 @@ class JoinedNodeCommands:
                 database_url=self._environment.get("TANGRAM_DATABASE_URL"),
             )
         except (ValueError, NotServing, OSError, asyncpg.PostgresError, sqlalchemy.exc.SQLAlchemyError) as error:
-            raise EngineError(f"{request.name} gets no join token: {error}") from None
+            raise ClusterEngineError(f"{request.name} gets no join token: {error}") from None
         return created.url, created.token

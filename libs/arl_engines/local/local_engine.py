@@ -19,7 +19,7 @@ from pathlib import Path
 
 from arl_engines.engine import (
     EngineCapabilities,
-    EngineError,
+    ClusterEngineError,
     EngineNode,
     EngineNodeState,
     NodeCommand,
@@ -67,7 +67,7 @@ class LocalEngine:
         )
 
     async def ensure(self, pool: PoolSpec, count: int) -> None:
-        """Restart nodes of the pool that ended, and start nodes until there are `count`. Raises `EngineError`."""
+        """Restart nodes of the pool that ended, and start nodes until there are `count`. Raises `ClusterEngineError`."""
         async with self._locked():
             records = [record for record in self._sweep() if record.pool == pool.name and record.stop_by_s is None]
             for record in records:
@@ -172,12 +172,12 @@ class LocalEngine:
         try:
             self._children[record.name] = _spawn(record, command)
         except (OSError, subprocess.SubprocessError) as error:
-            raise EngineError(f"{record.name} cannot be started: {error}") from None
+            raise ClusterEngineError(f"{record.name} cannot be started: {error}") from None
         log.info("%s: started, pid %d", record.name, self._children[record.name].pid)
 
     @asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
-        """Hold the lock of the directory. Raises `EngineError` if another controller holds it for seconds."""
+        """Hold the lock of the directory. Raises `ClusterEngineError` if another controller holds it for seconds."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -188,7 +188,7 @@ class LocalEngine:
                 except BlockingIOError:
                     await asyncio.sleep(LOCK_PAUSE_S)
             else:
-                raise EngineError(f"another controller changes the nodes in {self._directory}; trying again")
+                raise ClusterEngineError(f"another controller changes the nodes in {self._directory}; trying again")
             yield
         finally:
             os.close(lock)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -232,6 +233,6 @@ def test_a_constant_load_leads_to_a_constant_number(load: PoolLoad, count: int) 
             last += 1
         sizes.append(len(names))
     assert len(set(sizes[150:])) == 1
-    falls = sum(later < earlier for earlier, later in zip(sizes, sizes[1:], strict=False))
-    rises = sum(later > earlier for earlier, later in zip(sizes, sizes[1:], strict=False))
+    falls = sum(later < earlier for earlier, later in pairwise(sizes))
+    rises = sum(later > earlier for earlier, later in pairwise(sizes))
     assert not (falls and rises)
