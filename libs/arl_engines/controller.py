@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
@@ -204,8 +204,12 @@ class PoolController:
         for name in decision.release:
             await self._engine.release(name, RELEASE_DEADLINE_S)
         await self._engine.ensure(pool.spec, decision.start)
-        for name in decision.remove:
-            with suppress(NotFound, Conflict):  # it still has environments, which may not be lost yet
+        await self._remove(decision.remove)
+
+    async def _remove(self, lost: Iterable[str]) -> None:
+        """Remove lost nodes. Those that still have environments are refused until these are lost too."""
+        for name in lost:
+            with suppress(NotFound, Conflict):
                 await self._client.remove_node(name)
 
     async def _stop_nodes(self) -> bool:
@@ -217,7 +221,7 @@ class PoolController:
                 continue
             members = to_pool_nodes(pool.spec, seen.engine_nodes, seen.registered)
             held = [node for node in members if node.is_held]
-            left += sum(node.engine_state is not None for node in members)
+            left += sum(node.engine_state is not None or node.alive for node in members)
             state = ScalingState(wanted=0, draining=frozenset(node.name for node in held))
             if not await self._publish(
                 pool, members, state, kind="scale_down", reason="the controller stops the nodes"
@@ -228,6 +232,7 @@ class PoolController:
                     await self._client.change_node(node.name, cordoned=True, drain_deadline_s=pool.spec.drain_s)
                 elif node.is_empty or not node.alive:
                     await self._engine.release(node.name, RELEASE_DEADLINE_S)
+            await self._remove(node.name for node in members if node.engine_state is None and not node.alive)
         return left == 0
 
     async def _give_up(self) -> None:

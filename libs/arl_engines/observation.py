@@ -11,15 +11,19 @@ from arl_wire.admin.pools import PoolInfo
 __all__ = ["is_member", "to_pool_load", "to_pool_nodes"]
 
 
-def is_member(name: str, pool: str) -> bool:
-    """Return True if an engine gave a node of this pool this name. Engines name nodes POOL-SUFFIX."""
-    return name.startswith(f"{pool}-") and "-" not in name[len(pool) + 1 :]
+def is_member(node: NodeInfo, pool: str) -> bool:
+    """Return True if an engine started this node for the pool. Engines name nodes POOL-SUFFIX.
+
+    Nodes that a user joined to the pool have other names. They are neither drained nor removed.
+    """
+    prefix = f"{pool}-"
+    return node.pool == pool and node.name.startswith(prefix) and "-" not in node.name[len(prefix) :]
 
 
 def to_pool_nodes(spec: PoolSpec, engine_nodes: Iterable[EngineNode], registered: Iterable[NodeInfo]) -> list[PoolNode]:
     """Return the nodes of a pool that the engine has or that are registered, by name."""
     by_name = {node.name: node for node in engine_nodes if node.pool == spec.name}
-    infos = {info.name: info for info in registered if info.name in by_name or is_member(info.name, spec.name)}
+    infos = {info.name: info for info in registered if info.name in by_name or is_member(info, spec.name)}
     found: list[PoolNode] = []
     for name in sorted(by_name.keys() | infos.keys()):
         state = by_name[name].state if name in by_name else None
@@ -64,7 +68,7 @@ def to_pool_load(
         for info in registered
         if info.kind == spec.kind and info.alive and not info.cordoned and info.name not in own
     ]
-    unpooled = [info for info in outside if not any(is_member(info.name, pool.name) for pool in others)]
+    unpooled = [info for info in outside if not any(is_member(info, pool.name) for pool in others)]
     cores = sum(info.capacity.get("cpu_milli", 0) for info in unpooled) / 1000
     for pool in others:
         nodes = pool.wanted if pool.name < spec.name else pool.min_nodes

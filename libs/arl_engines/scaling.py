@@ -188,9 +188,9 @@ def _needed(spec: PoolSpec, load: PoolLoad, cores: float) -> tuple[int, str]:
     demand = max(0.0, load.busy_cores + waiting - load.other_cores)
     nodes = math.ceil(demand / cores - 1e-9)
     needed = min(max(nodes, spec.min_nodes), spec.max_nodes)
-    others = f", {load.other_cores:g} cores are elsewhere" if load.other_cores else ""
-    limit = "" if needed == nodes else f", limited to {needed}"
-    return needed, f"{load.busy_cores:g} cores are busy and {words}{others}: {nodes} of {cores:g} cores{limit}"
+    others = f", {load.other_cores:g} cores outside the pool help" if load.other_cores else ""
+    limit = "" if needed == nodes else f", limited to at {'least' if needed > nodes else 'most'} {needed}"
+    return needed, f"{load.busy_cores:g} cores are busy, {words}{others}: needs {nodes} nodes of {cores:g} cores{limit}"
 
 
 def _counts(node: PoolNode, absent: Mapping[str, float], now: float) -> bool:

@@ -71,7 +71,7 @@ class PoolInfo(BaseModel):
     draining: list[str] = Field(description="Nodes that the controller drains")
     decision: str = Field(description="Last decision: `hold`, `scale_up` or `scale_down`")
     reason: str = Field(description="Reason for the last decision")
-    decided_at: datetime = Field(description="Time at which the wanted number or the decision last changed")
+    decided_at: datetime = Field(description="Time at which the wanted number last changed")
     updated_at: datetime = Field(description="Time of the last publication")
     controller: str = Field(description="Id of the controller that published last")
     controlled: bool = Field(description="True if the lease of this controller is valid")

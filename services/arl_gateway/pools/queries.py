@@ -32,8 +32,7 @@ PUBLISH_POOL = text("""
            max_nodes = excluded.max_nodes, cores_per_node = excluded.cores_per_node, wanted = excluded.wanted,
            present = excluded.present, ready = excluded.ready, draining = excluded.draining,
            decision = excluded.decision, reason = excluded.reason,
-           decided_at = case when (p.wanted, p.decision) = (excluded.wanted, excluded.decision)
-                             then p.decided_at else now() end,
+           decided_at = case when p.wanted = excluded.wanted then p.decided_at else now() end,
            updated_at = now(), controller = excluded.controller, lease_expires_at = excluded.lease_expires_at
      where p.controller = excluded.controller
         or p.lease_expires_at <= now()

@@ -10,7 +10,8 @@ import pytest_asyncio
 
 from arl_gateway.app import build
 from arl_gateway.settings import GatewaySettings
-from arl_store.migrate import ensure_api_key, role_url
+from arl_store.logins import role_url
+from arl_store.migrate import ensure_api_key
 from support.postgres import PASSWORDS
 
 ROOT, OTHER = "tk_" + "r" * 32, "tk_" + "o" * 32

@@ -20,6 +20,7 @@ LOAD = NodeKindBacklog(
 def a_registered(name: str, **changed: Any) -> NodeInfo:
     usual = {
         "kind": "cpu",
+        "pool": name.rpartition("-")[0] or "default",
         "driver": "simulated",
         "epoch": UUID(int=1),
         "capacity": {"cpu_milli": 2000},
@@ -78,9 +79,14 @@ def test_nodes_of_the_engine_and_lost_ones_of_the_pool_are_members() -> None:
 
 
 def test_names_of_a_pool_do_not_match_those_of_a_longer_name() -> None:
-    assert is_member("cpu-1", "cpu")
-    assert not is_member("cpu-big-1", "cpu")
-    assert is_member("cpu-big-1", "cpu-big")
+    assert is_member(a_registered("cpu-1"), "cpu")
+    assert not is_member(a_registered("cpu-big-1"), "cpu")
+    assert is_member(a_registered("cpu-big-1"), "cpu-big")
+
+
+def test_nodes_that_a_user_joined_to_the_pool_are_no_members() -> None:
+    assert not is_member(a_registered("workstation", pool="cpu"), "cpu")
+    assert not is_member(a_registered("cpu-1", pool="default"), "cpu")
 
 
 def test_load_is_that_of_the_kind_and_unknown_without_a_backlog() -> None:

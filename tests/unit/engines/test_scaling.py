@@ -72,7 +72,7 @@ def test_cores_outside_the_pool_take_their_part() -> None:
 def test_the_number_stays_within_the_limits() -> None:
     most = decided(nodes_up_to(1), PoolLoad(busy_cores=1000))
     assert (most.state.wanted, most.start) == (8, 8)
-    assert "limited to 8" in most.reason
+    assert "limited to at most 8" in most.reason
     assert decided([], IDLE, wanted=0).start == 1
 
 
