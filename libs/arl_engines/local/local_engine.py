@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from arl_engines.engine import (
-    EngineCapabilities,
     ClusterEngineError,
+    EngineCapabilities,
     EngineNode,
     EngineNodeState,
     NodeCommand,
@@ -67,7 +67,7 @@ class LocalEngine:
         )
 
     async def ensure(self, pool: PoolSpec, count: int) -> None:
-        """Restart nodes of the pool that ended, and start nodes until there are `count`. Raises `ClusterEngineError`."""
+        """Restart ended nodes, and start nodes until there are `count`. Raises `ClusterEngineError`."""
         async with self._locked():
             records = [record for record in self._sweep() if record.pool == pool.name and record.stop_by_s is None]
             for record in records:
@@ -145,9 +145,8 @@ class LocalEngine:
 
     def _highest_number(self, pool: PoolSpec) -> int:
         named = re.compile(re.escape(pool.name) + r"-(\d+)")
-        return max(
-            (int(found[1]) for path in self._directory.iterdir() if (found := named.fullmatch(path.name))), default=0
-        )
+        found = (named.fullmatch(path.name) for path in self._directory.iterdir())
+        return max((int(each[1]) for each in found if each is not None), default=0)
 
     async def _restart(self, record: NodeRecord, pool: PoolSpec) -> None:
         """Start a node that ended, after a delay that grows while it keeps ending soon."""
