@@ -92,14 +92,18 @@ class PoolController:
 
     async def _repeat(self, once: Callable[[], Awaitable[bool]], stop: asyncio.Event) -> None:
         """Call `once` each second until it returns True or `stop` is set. Errors that may pass are logged."""
+        problem = ""
         while not stop.is_set():
             try:
                 if await once():
                     return
+                problem = ""
             except (Unauthenticated, Forbidden):
                 raise
             except (TangramError, ClusterEngineError, OSError) as error:
-                log.warning("pools are not reconciled: %s", error)
+                if str(error) != problem:
+                    log.warning("pools are not reconciled: %s", error)
+                problem = str(error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), INTERVAL_S)
 

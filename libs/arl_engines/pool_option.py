@@ -38,6 +38,8 @@ def parse_pool(text: str) -> PoolSpec:
         raise ValueError(f"--pool {text!r}: max must not be below min")
     if spec.kind != "cpu" and not spec.is_fixed:
         raise ValueError(f"--pool {text!r}: only pools of kind cpu scale; give a {spec.kind} pool equal min and max")
+    if spec.kind == "cpu" and spec.min_nodes == 0 and spec.cores is None:
+        raise ValueError(f"--pool {text!r}: min=0 needs cores=…, because an empty pool does not show its nodes' cores")
     return spec
 
 

@@ -122,6 +122,7 @@ def _options(chosen: argparse.Namespace) -> LocalOptions:
 
 
 def _purge(directory: Path) -> None:
+    StateDir(directory).check_purgeable()
     EmbeddedPostgres(directory).purge()
     StateDir(directory).purge()
 

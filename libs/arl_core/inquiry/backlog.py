@@ -20,7 +20,7 @@ _CORES = "cpu_milli"
 
 @dataclass(slots=True, kw_only=True)
 class NodeKindLoad:
-    """The load of one kind of node. Cores are the minimum cores of actions, whatever they have beyond it."""
+    """The load of one kind of node. Cores are the minimum cores of actions, also if they have more."""
 
     waiting: int = 0
     """Actions that any node of the kind may start."""

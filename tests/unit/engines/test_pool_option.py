@@ -9,7 +9,7 @@ from arl_engines.pool_option import parse_pool
 def test_pool_option_gives_limits_and_defaults() -> None:
     assert parse_pool("cpu:kind=cpu,min=1,max=4,cores=2") == PoolSpec(name="cpu", min_nodes=1, max_nodes=4, cores=2)
     assert parse_pool("cpu") == PoolSpec(name="cpu")
-    given = parse_pool("big-1:min=0,max=9,driver=simulated,target=10,cooldown=2.5,drain=60")
+    given = parse_pool("big-1:min=0,max=9,cores=8,driver=simulated,target=10,cooldown=2.5,drain=60")
     assert (given.min_nodes, given.max_nodes, given.driver) == (0, 9, "simulated")
     assert (given.target_s, given.cooldown_s, given.drain_s) == (10.0, 2.5, 60.0)
     assert parse_pool("gpu:kind=gpu,min=2").is_fixed
@@ -26,6 +26,7 @@ def test_pool_option_gives_limits_and_defaults() -> None:
         ("cpu:max=501", "max must be a whole number from 1 to 500"),
         ("cpu:min=3,max=2", "max must not be below min"),
         ("cpu:min=1,min=2", "min is given twice"),
+        ("cpu:min=0,max=2", "min=0 needs cores"),
         ("cpu:kind=tpu", "kind must be one of cpu, gpu, api"),
         ("cpu:cooldown=soon", "cooldown must be a number of seconds"),
         ("cpu:target=nan", "target must be a number of seconds"),
