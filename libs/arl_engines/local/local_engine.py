@@ -53,8 +53,8 @@ class LocalEngine:
         """Use `directory` for the nodes of all pools; `commands` says how a node is started."""
         self._directory = directory.absolute()
         self._commands = commands
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
-        """Own children by node, so that they are reaped. Those of an earlier controller are reaped by init."""
+        self._children: set[int] = set()
+        """Own children that were not reaped yet. Those of an earlier controller are reaped by init."""
         is_root = os.geteuid() == 0
         self.capabilities = EngineCapabilities(
             elastic=True,
@@ -103,8 +103,7 @@ class LocalEngine:
 
     def _sweep(self) -> list[NodeRecord]:
         """Reap children, kill released nodes after their deadline, and remove those that ended. Return the others."""
-        for child in self._children.values():
-            child.poll()
+        self._children = {pid for pid in self._children if os.waitpid(pid, os.WNOHANG)[0] == 0}
         kept: list[NodeRecord] = []
         for record in self._records():
             if record.stop_by_s is not None and record.live_pid() is None:
@@ -124,7 +123,6 @@ class LocalEngine:
         except OSError as error:
             log.warning("%s: its directory cannot be removed: %s", record.name, error)
             return False
-        self._children.pop(record.name, None)
         log.info("%s: stopped and removed", record.name)
         return True
 
@@ -169,10 +167,11 @@ class LocalEngine:
         record.started_s = boot_time_s()
         record.write()
         try:
-            self._children[record.name] = _spawn(record, command)
+            pid = _spawn(record, command)
         except (OSError, subprocess.SubprocessError) as error:
             raise ClusterEngineError(f"{record.name} cannot be started: {error}") from None
-        log.info("%s: started, pid %d", record.name, self._children[record.name].pid)
+        self._children.add(pid)
+        log.info("%s: started, pid %d", record.name, pid)
 
     @asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
@@ -193,8 +192,8 @@ class LocalEngine:
             os.close(lock)
 
 
-def _spawn(record: NodeRecord, command: NodeCommand) -> subprocess.Popen[bytes]:
-    """Start the process of a node. It has no death signal: nodes outlive the controller.
+def _spawn(record: NodeRecord, command: NodeCommand) -> int:
+    """Start the process of a node and return its id. It has no death signal: nodes outlive the controller.
 
     The child inherits the lock of the directory until exec, so another controller looks for processes only after this
     one has named itself.
@@ -202,7 +201,7 @@ def _spawn(record: NodeRecord, command: NodeCommand) -> subprocess.Popen[bytes]:
     if record.output.exists() and record.output.stat().st_size > MAX_OUTPUT_BYTES:
         os.truncate(record.output, 0)
     with open(os.open(record.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command.argv,
             env=dict(command.env),
             cwd="/",
@@ -212,6 +211,8 @@ def _spawn(record: NodeRecord, command: NodeCommand) -> subprocess.Popen[bytes]:
             start_new_session=True,
             preexec_fn=process_writer(record.directory),
         )
+    process.returncode = 0  # the object must not reap the process or complain that it runs: the engine reaps it
+    return process.pid
 
 
 def _to_engine_node(record: NodeRecord) -> EngineNode:
