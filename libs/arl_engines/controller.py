@@ -97,6 +97,8 @@ class PoolController:
             try:
                 if await once():
                     return
+                if problem:
+                    log.info("pools are reconciled again")
                 problem = ""
             except (Unauthenticated, Forbidden):
                 raise

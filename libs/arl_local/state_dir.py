@@ -134,10 +134,10 @@ class StateDir:
 
     def check_purgeable(self) -> None:
         """Raise OSError if nodes of pools run below this directory or file systems are mounted there."""
-        if running := [node.path.parent.name for node in self._pool_nodes() if node.is_locked()]:
+        if running := [node for node in self._pool_nodes() if node.is_locked()]:
             raise OSError(
-                f"nodes of pools still run here: {', '.join(running)}. Stop them first:"
-                " tangram engine local --stop-nodes"
+                f"nodes of pools still run here: {', '.join(node.path.parent.name for node in running)}. Stop the"
+                f" controller, and then each node: tangram node down --dir {running[0].path}"
             )
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         if below := [mount for mount in mounts if Path(mount).is_relative_to(self.path.resolve())]:
