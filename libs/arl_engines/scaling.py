@@ -209,14 +209,14 @@ def _most_used(held: Sequence[PoolNode], draining: frozenset[str], *, count: int
 
 
 def _victims(usable: Sequence[PoolNode], state: ScalingState, *, count: int) -> tuple[str, ...]:
-    """Return the nodes to drain: first those that never registered, then empty ones, then those with the least work.
+    """Return the nodes to drain: empty ones first, among these those that never registered, then those with the least work.
 
     At most a quarter of the nodes is drained at a time, and at least one.
     """
     room = max(1, len(usable) // 4) - len(state.draining)
     chosen = sorted(
         usable,
-        key=lambda node: (not node.is_empty, node.environments, node.running, node.registered, _newest_first(node)),
+        key=lambda node: (node.environments, node.running, node.registered, _newest_first(node)),
     )
     return tuple(node.name for node in chosen[: max(0, min(count, room))])
 

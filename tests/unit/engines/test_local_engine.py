@@ -30,6 +30,7 @@ class ScriptCommands:
 
     async def command_for(self, request: NodeRequest) -> NodeCommand:
         self.requests.append(request)
+        await asyncio.sleep(0)  # other engine objects run meanwhile
         return NodeCommand(argv=(sys.executable, "-S", "-c", self.program), env={"PATH": os.environ["PATH"]})
 
 
@@ -134,8 +135,8 @@ async def test_node_that_keeps_ending_is_started_less_and_less_often(directory: 
     (node,) = await engine.nodes()
     assert "no sandbox" in node.reason
     starts = len(commands.requests)
-    for _ in range(20):
-        await engine.ensure(POOL, 1)
+    await eventually(lambda: not pids_in(directory))
+    await engine.ensure(POOL, 1)
     assert len(commands.requests) == starts
 
 
@@ -161,3 +162,14 @@ async def test_system_with_running_nodes_is_not_purged(tmp_path: Path) -> None:
         state.purge()
     state.purge()
     assert not tmp_path.exists()
+
+
+async def test_process_id_that_another_process_has_now_is_not_the_node(directory: Path) -> None:
+    engine = LocalEngine(directory, ScriptCommands())
+    await engine.ensure(POOL, 1)
+    (pid,) = pids_in(directory).values()
+    (directory / "p-1" / "process.json").write_text(json.dumps({"pid": os.getpid(), "start_ticks": 1}))
+    assert await states(engine) == {"p-1": EngineNodeState.STARTING}
+    await engine.release("p-1", 0)
+    assert await states(engine) == {}, "this process got no signal"
+    os.kill(pid, signal.SIGKILL)

@@ -87,6 +87,15 @@ def test_the_pool_shrinks_only_after_the_cooldown_and_to_the_most_that_was_neede
     assert (found.kind, found.state.wanted, found.drain) == ("scale_down", 3, ("cpu-4",))
 
 
+def test_the_pool_shrinks_by_at_most_a_quarter_and_not_below_what_was_needed_meanwhile() -> None:
+    nodes = nodes_up_to(8)
+    for peak, wanted in ((1, 6), (7, 7)):
+        found = decided(nodes, lower_since=0.0, lower_peak=peak, now=60.0)
+        assert (found.state.wanted, len(found.drain)) == (wanted, 8 - wanted)
+    lowered = decided(nodes, wanted=3)
+    assert len(lowered.drain) == 2, "a quarter drains at a time, also if the limits fell"
+
+
 def test_a_need_for_all_nodes_restarts_the_cooldown() -> None:
     nodes, state = nodes_up_to(2), ScalingState(wanted=2, lower_since=0.0, lower_peak=1)
     state = decide(SPEC, nodes, PoolLoad(busy_cores=8), state, now=59.0).state
