@@ -139,7 +139,8 @@ class PoolRun:
 
     async def run(self, seconds: float, **options: Unpack[ExecOptions]) -> Action:
         """Run one action without retries; it must succeed."""
-        action = await self.client.run(task=self.name, argv=["sleep", str(seconds)], **options)
+        async with asyncio.timeout(JOIN_S):
+            action = await self.client.run(task=self.name, argv=["sleep", str(seconds)], **options)
         assert action.outcome == "ok", action
         return action
 
