@@ -65,17 +65,20 @@ class _Observation:
 class PoolController:
     """The controller of some pools of one engine."""
 
-    def __init__(self, engine: ClusterEngine, pools: Sequence[PoolSpec], client: AsyncTangram) -> None:
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        pools: Sequence[PoolSpec],
+        client: AsyncTangram,
+        *,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
         """Control `pools` by `engine`. The key of `client` needs `admin:write` in the project `default`."""
         self._engine = engine
+        self._interval_s = interval_s
         self._pools = [_ControlledPool(spec) for spec in sorted(pools, key=lambda spec: spec.name)]
         self._client = client
         self.id = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-
-    @property
-    def is_active(self) -> bool:
-        """Return True if this controller owns all its pools."""
-        return all(pool.state is not None for pool in self._pools)
 
     async def run(self, stop: asyncio.Event, *, stop_nodes: bool = False, abort: asyncio.Event | None = None) -> None:
         """Reconcile until `stop` is set, then give the pools up. Nodes stay unless `stop_nodes` is set.
@@ -84,11 +87,25 @@ class PoolController:
         `Forbidden` if the key may not control pools.
         """
         try:
-            await self._repeat(self._reconcile, stop)
+            await self._repeat(self.reconcile, stop)
             if stop_nodes:
                 await self._repeat(self._stop_nodes, abort or asyncio.Event())
         finally:
             await self._give_up()
+
+    async def reconcile(self) -> bool:
+        """Compare and act once. The first pass only acquires the pools. Return False: there is always a next pass.
+
+        Raises `TangramError` and `ClusterEngineError`.
+        """
+        pools = (await self._client.pools()).items
+        rows = {row.name: row for row in pools}
+        own = [pool for pool in self._pools if self._may_own(pool, rows.get(pool.spec.name))]
+        if own:
+            seen = await self._observe(pools)
+            for pool in own:
+                await self._reconcile_pool(pool, rows.get(pool.spec.name), seen)
+        return False
 
     async def _repeat(self, once: Callable[[], Awaitable[bool]], stop: asyncio.Event) -> None:
         """Call `once` each second until it returns True or `stop` is set. Errors that may pass are logged."""
@@ -107,17 +124,7 @@ class PoolController:
                     log.warning("pools are not reconciled: %s", error)
                 problem = str(error)
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), INTERVAL_S)
-
-    async def _reconcile(self) -> bool:
-        pools = (await self._client.pools()).items
-        rows = {row.name: row for row in pools}
-        own = [pool for pool in self._pools if self._may_own(pool, rows.get(pool.spec.name))]
-        if own:
-            seen = await self._observe(pools)
-            for pool in own:
-                await self._reconcile_pool(pool, rows.get(pool.spec.name), seen)
-        return False
+                await asyncio.wait_for(stop.wait(), self._interval_s)
 
     def _may_own(self, pool: _ControlledPool, row: PoolInfo | None) -> bool:
         """Return True unless another controller owns the pool. If another one owned it since, its state counts."""

@@ -209,9 +209,10 @@ def _most_used(held: Sequence[PoolNode], draining: frozenset[str], *, count: int
 
 
 def _victims(usable: Sequence[PoolNode], state: ScalingState, *, count: int) -> tuple[str, ...]:
-    """Return the nodes to drain: empty ones first, among these those that never registered, then those with the least work.
+    """Return the nodes to drain: empty ones first, and then those with the fewest environments and actions.
 
-    At most a quarter of the nodes is drained at a time, and at least one.
+    Nodes that never registered are the first of the empty ones. At most a quarter of the nodes is drained at a time,
+    and at least one.
     """
     room = max(1, len(usable) // 4) - len(state.draining)
     chosen = sorted(
