@@ -31,6 +31,7 @@ class PublishPoolRequest(StrictModel):
         default=POOL_LEASE_S,
         ge=0,
         le=60,
+        allow_inf_nan=False,
         description="Seconds for which the pool belongs to this controller. 0 gives the pool up",
     )
     engine: str = Field(min_length=1, max_length=40, pattern=r"^[a-z][a-z0-9-]*$", description="Name of the engine")

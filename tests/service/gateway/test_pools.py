@@ -1,5 +1,6 @@
 """Test node pools through the public API: lease of the controller, listing, removal and metrics."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -118,6 +119,8 @@ async def test_pools_need_a_key_of_the_first_project(api: httpx.AsyncClient) -> 
         ("cpu", {"max_nodes": 0}, "max_nodes"),
         ("cpu", {"kind": "tpu"}, "kind"),
         ("cpu", {"wanted": -1}, "wanted"),
+        ("cpu", {"reason": "nul \x00"}, "reason"),
+        ("cpu", {"draining": [""]}, "draining"),
         ("CPU", {}, "name"),
         ("cpu", {"colour": "red"}, "colour"),
     ],
@@ -128,6 +131,12 @@ async def test_wrong_state_is_refused_with_its_field(
     answer = await publish(api, name, **changed)
     assert answer.status_code == 422
     assert field in answer.text
+
+
+async def test_lease_that_is_no_number_is_refused(api: httpx.AsyncClient) -> None:
+    body = json.dumps(STATE | {"lease_s": float("nan")})
+    answer = await api.put(f"{POOLS}/cpu", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, "lease_s" in answer.text) == (422, True)
 
 
 async def test_metrics_have_the_nodes_of_each_pool(api: httpx.AsyncClient) -> None:
