@@ -3,12 +3,14 @@
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from support.conditions import eventually
 from support.engines import PoolRun
 from support.machine import Machine
+from support.sandbox import sandboxes
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +21,14 @@ SCALING = "min=1,max=3,cores=2,target=3,cooldown=3"
 async def heartbeat_of(pool: PoolRun, name: str) -> str | None:
     """Return the epoch of a live node; None if it is not alive."""
     return next((str(node.epoch) for node in await pool.nodes() if node.name == name and node.alive), None)
+
+
+def text_of(path: Path) -> str:
+    """Return the content of a file of /proc; nothing if its process has ended."""
+    try:
+        return path.read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def assert_consistent(machine: Machine) -> None:
@@ -35,6 +45,26 @@ async def test_three_nodes_start_and_run_actions(start_pool: StartPool, machine:
     assert "three" in shown
     assert "active" in shown
     assert_consistent(machine)
+
+
+@pytest.mark.parametrize("driver", sandboxes())
+async def test_node_with_a_sandbox_runs_programs(start_pool: StartPool, driver: str) -> None:
+    pool = await start_pool("real", f"min=1,max=1,cores=1,driver={driver}")
+    names = await pool.until_ready(1)
+    async with asyncio.timeout(60):
+        action = await pool.client.run(task="real", argv=["sh", "-c", "echo $((6 * 7))"])
+    assert (action.outcome, action.stdout, {action.node}) == ("ok", "42\n", names)
+    assert [node.driver for node in await pool.nodes()] == [driver]
+
+
+async def test_credentials_are_not_in_arguments(start_pool: StartPool) -> None:
+    pool = await start_pool("secret", "min=1,max=1,cores=1")
+    await pool.until_ready(1)
+    (pid,) = pool.engine.process_ids("secret").values()
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    (token,) = [each.partition("=")[2] for each in variables if each.startswith("TANGRAM_JOIN_TOKEN=")]
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if token in text_of(path)]
+    assert token not in pool.log()
 
 
 async def test_killed_manager_comes_back(start_pool: StartPool) -> None:

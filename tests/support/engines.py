@@ -84,7 +84,11 @@ class PoolRun:
 
     def start_controller(self, *flags: str) -> subprocess.Popen[str]:
         """Start `tangram engine ENGINE` for this pool. Its log is that of the number of the controller."""
-        pool = f"{self.name}:driver={DRIVER},{self.options}"
+        pool = (
+            f"{self.name}:{self.options}"
+            if "driver=" in self.options
+            else f"{self.name}:driver={DRIVER},{self.options}"
+        )
         with self._log_file(len(self.controllers)).open("w") as log:
             self.controllers.append(
                 subprocess.Popen(
