@@ -13,13 +13,14 @@ PROGRESS = ( seconds=0; while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/nu
 	seconds=$$((seconds + 10)); echo "  installing, $$seconds s"; done ) & progress=$$!; trap 'kill $$progress' EXIT;
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-image test-torch lint docs docs-serve openapi dist clean
+.PHONY: help install demo test test-all test-engines test-image test-torch lint docs docs-serve openapi dist clean
 
 help:
 	@echo "make install   install everything into .venv; the other targets begin with it"
 	@echo "make demo      three programs, 16 agents, a comparison with static pods; about 4 minutes"
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
 	@echo "make test-all  the gate and the slow tests: kills, other users, torch, short benchmarks"
+	@echo "make test-engines the conformance suite of the engines; part of test-all"
 	@echo "make test-image build the container image and run the services of docker/compose.yaml from it, as root"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make docs      build the documentation into site/; the gateway serves it at /docs"
@@ -48,9 +49,13 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PARALLEL) --durations=15 --durations-min=4
 
 test-all: test
-	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore=tests/contract/test_image.py --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore=tests/engines --ignore=tests/contract/test_image.py --durations=25 --durations-min=10
 	$(BIN)/python -m pytest -m slow tests/chaos --durations=25 --durations-min=10  # alone: of each, much is under way
+	$(MAKE) test-engines
 	$(MAKE) test-torch
+
+test-engines: $(VENV)/.ready
+	$(BIN)/python -m pytest -rs tests/engines --durations=10
 
 # Not part of test-all: it needs root, Podman, debootstrap and the package index, and leaves images of 1.5 GB.
 test-image: $(VENV)/.ready

@@ -5,7 +5,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LIBRARIES = ("arl_bench", "arl_kit", "arl_local", "arl_node", "arl_sim", "arl_store", "arl_trace")
+LIBRARIES = ("arl_bench", "arl_engines", "arl_kit", "arl_local", "arl_node", "arl_sim", "arl_store", "arl_trace")
 
 
 class ServerWheelHook(BuildHookInterface[Any]):

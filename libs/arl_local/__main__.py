@@ -130,6 +130,7 @@ def _networks(listen: str, chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def _purge(directory: Path) -> None:
+    StateDir(directory).check_purgeable()
     EmbeddedPostgres(directory).purge()
     StateDir(directory).purge()
 

@@ -36,6 +36,7 @@ _OWN_ENTRIES = (
     ),
     *(
         "metrics_token",
+        "pools",
         "templates",
         "tokens",
         "up.log",
@@ -85,6 +86,20 @@ class StateDir:
             finally:
                 file.truncate(0)
 
+    def is_locked(self) -> bool:
+        """Return True if a process has locked this directory. Nothing is created."""
+        try:
+            file = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(file)
+        return False
+
     def secret(self, kind: str, name: str) -> str:
         """Return the random secret `kind`/`name`; the first call creates it."""
         path = self.path / kind / name
@@ -128,11 +143,20 @@ class StateDir:
         """Store the ports that nodes get with their credentials."""
         replace_file(self.path / "cluster-ports.json", json.dumps(dict(ports)) + "\n")
 
-    def purge(self) -> None:
-        """Remove the files of the installation, and the directory if it is then empty."""
+    def check_purgeable(self) -> None:
+        """Raise OSError if nodes of pools run below this directory or file systems are mounted there."""
+        if running := [node for node in self._pool_nodes() if node.is_locked()]:
+            raise OSError(
+                f"nodes of pools still run here: {', '.join(node.path.parent.name for node in running)}. Stop the"
+                f" controller, and then each node: tangram node down --dir {running[0].path}"
+            )
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         if below := [mount for mount in mounts if Path(mount).is_relative_to(self.path.resolve())]:
             raise OSError(f"still mounted: {', '.join(below)}; unmount first")
+
+    def purge(self) -> None:
+        """Remove the files of the installation, and the directory if it is then empty. Raises OSError."""
+        self.check_purgeable()
         for place in (self.run_dir, *(self.path / name for name in _OWN_ENTRIES)):
             if place.is_dir() and not place.is_symlink():
                 shutil.rmtree(place)
@@ -140,6 +164,10 @@ class StateDir:
                 place.unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
+
+    def _pool_nodes(self) -> list["StateDir"]:
+        """Return the state directories of nodes that the local engine runs here."""
+        return [StateDir(path) for path in sorted(self.path.glob("pools/*/state"))]
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:

@@ -23,9 +23,10 @@ from arl_wire.actions.explanations import ActionExplanation, StragglerInfo, Wait
 from arl_wire.actions.output_events import OutputEnd, OutputRestart, OutputTruncated
 from arl_wire.actions.traces import ActionTrace, TraceSpan
 from arl_wire.admin.audit_log import AuditLogEntry
-from arl_wire.admin.capacity import CapacityForecast, CapacityPlan
+from arl_wire.admin.capacity import BacklogResponse, CapacityForecast, CapacityPlan, NodeKindBacklog
 from arl_wire.admin.keys import ApiKey, CreateKeyResponse
 from arl_wire.admin.nodes import NodeInfo, NodeListResponse
+from arl_wire.admin.pools import PoolInfo, PoolListResponse, PublishPoolRequest
 from arl_wire.admin.queues import Project, Queue, QueueQuota
 from arl_wire.calls import CallResponse, Endpoint
 from arl_wire.environments.environment import EnvironmentInfo, EnvironmentState, SnapshotInfo
@@ -79,6 +80,7 @@ __all__ = [
     "AsyncEnvironmentSession",
     "AsyncTangram",
     "AuditLogEntry",
+    "BacklogResponse",
     "BadRequest",
     "BatchRefused",
     "CallOptions",
@@ -110,6 +112,7 @@ __all__ = [
     "Internal",
     "ItemError",
     "NodeInfo",
+    "NodeKindBacklog",
     "NodeListResponse",
     "NotFound",
     "NotRunning",
@@ -122,8 +125,11 @@ __all__ = [
     "OutputStream",
     "OutputTruncated",
     "PendingEnvironment",
+    "PoolInfo",
+    "PoolListResponse",
     "Project",
     "PromptMessage",
+    "PublishPoolRequest",
     "Queue",
     "QueueFull",
     "QueueQuota",

@@ -26,6 +26,7 @@ from arl_gateway.http.key_check import KeyCheck
 from arl_gateway.nodes.routes import join_router
 from arl_gateway.nodes.routes import router as node_router
 from arl_gateway.openapi import customize_openapi
+from arl_gateway.pools.routes import router as pool_router
 from arl_gateway.reward_services.routes import router as reward_router
 from arl_gateway.reward_services.score_routes import router as score_router
 from arl_gateway.settings import GatewaySettings
@@ -54,6 +55,7 @@ ROUTERS = (
     admin_router,
     node_router,
     join_router,
+    pool_router,
     project_router,
     plan_router,
     audit_log_router,

@@ -27,6 +27,7 @@ from arl_gateway.http.auth import KeyAuthenticator
 from arl_gateway.http.rate_limit import RateLimiter
 from arl_gateway.nodes.join import NodeJoin
 from arl_gateway.nodes.service import NodeAdmin
+from arl_gateway.pools.service import PoolAdmin
 from arl_gateway.reward_services.score_coalescer import ScoreCoalescer
 from arl_gateway.reward_services.service import RewardServiceAdmin
 from arl_gateway.reward_services.service_directory import ServiceDirectory
@@ -72,6 +73,7 @@ class GatewayDeps:
     queue_admin: QueueAdmin
     node_admin: NodeAdmin
     node_join: NodeJoin
+    pools: PoolAdmin
     project_admin: ProjectAdmin
     capacity: CapacityService
     stragglers: StragglerService
@@ -110,6 +112,7 @@ class GatewayDeps:
             "SWE-ReX requests that wait for their result",
             lambda: self.command_runner.waiting,
         )
+        self.pools.register_metrics(metrics)
         gauge("log_streams", "Open streams of live output", lambda: self.stream_limiter.active)
 
 
@@ -154,6 +157,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         queue_admin=QueueAdmin(store, peers, admission_url=admission_url),
         node_admin=NodeAdmin(store, peers, admission_url=admission_url),
         node_join=NodeJoin(store),
+        pools=PoolAdmin(store),
         project_admin=ProjectAdmin(store, peers, admission_url=admission_url),
         capacity=CapacityService(store, peers, scheduler_url=settings.scheduler_url),
         stragglers=StragglerService(store, peers, scheduler_url=settings.scheduler_url),

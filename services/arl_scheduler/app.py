@@ -11,6 +11,7 @@ from arl_kit.app import VERSION, create_app, create_metrics, metrics_token_check
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
 from arl_kit.telemetry.otel import TracePipeline
+from arl_scheduler.inquiry.backlog_reporter import BacklogReporter
 from arl_scheduler.inquiry.capacity_planner import ROUND_GRANTS, CapacityPlanner
 from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_scheduler.leader.scheduler_traces import SchedulerTraces
@@ -76,7 +77,10 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
     add_notification_routes(hops, rounds.inbox)
     questions = InternalApi(settings, "gateway", audience="scheduler")
     add_query_routes(
-        questions, WaitExplainer(rounds, policy), CapacityPlanner(rounds, _policy(settings, limit=ROUND_GRANTS))
+        questions,
+        WaitExplainer(rounds, policy),
+        CapacityPlanner(rounds, _policy(settings, limit=ROUND_GRANTS)),
+        BacklogReporter(rounds),
     )
     mount_internal_apis(app, hops, questions)
     return app

@@ -2,6 +2,7 @@
 
 from arl_core.domain.model import Fence
 from arl_kit.internal_api import InternalApi
+from arl_scheduler.inquiry.backlog_reporter import BacklogReporter
 from arl_scheduler.inquiry.capacity_planner import CapacityPlanner
 from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_scheduler.leader.notification_inbox import NotificationInbox
@@ -9,6 +10,7 @@ from arl_scheduler.queries.estimate_queries import RunDuration
 from arl_store.values import to_driver_uuid
 from arl_wire.internal.scheduler import (
     ActionsAdmittedNotification,
+    BacklogRequest,
     CapacityPlanRequest,
     ExplainRequest,
     FencePayload,
@@ -36,11 +38,14 @@ def add_notification_routes(api: InternalApi, inbox: NotificationInbox) -> None:
     api.add_route("/internal/freed", ResourcesFreedNotification, freed)
 
 
-def add_query_routes(api: InternalApi, explainer: WaitExplainer, planner: CapacityPlanner) -> None:
-    """Add the routes of explanations, stragglers and capacity plans, for the gateway."""
+def add_query_routes(
+    api: InternalApi, explainer: WaitExplainer, planner: CapacityPlanner, backlog: BacklogReporter
+) -> None:
+    """Add the routes of explanations, stragglers, capacity plans and the backlog, for the gateway."""
     api.add_route("/internal/explain", ExplainRequest, explainer.explain)
     api.add_route("/internal/stragglers", FindStragglersRequest, explainer.stragglers)
     api.add_route("/internal/plan", CapacityPlanRequest, planner.plan)
+    api.add_route("/internal/backlog", BacklogRequest, backlog.report)
 
 
 def _to_fence(body: FencePayload | RunReport) -> Fence:

@@ -110,7 +110,7 @@ class TestUp:
 
     def test_state_directory_and_secrets_are_private(self, ready: Machine) -> None:
         secrets = [ready.directory / "api_key", *ready.directory.glob("tokens/*"), *ready.directory.glob("passwords/*")]
-        assert len(secrets) == 13
+        assert len(secrets) == 14
         assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
         assert stat.S_IMODE(ready.directory.stat().st_mode) == 0o700
 

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from arl_tangram.cli import endpoints, reward_services
 from arl_tangram.cli.actions import commands as action_commands
 from arl_tangram.cli.actions import explain, submit, trace
-from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, projects, queues, top
+from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, pools, projects, queues, top
 from arl_tangram.cli.environments import commands as environment_commands
 from arl_tangram.cli.environments import snapshots, templates
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_error, wants_json
@@ -21,7 +21,7 @@ __all__ = ["app", "main"]
 
 PLUGINS = "tangram.commands"
 """The entry point group of commands that other distributions add."""
-SERVER_COMMANDS = ("quickstart", "demo", "record", "simulate", "bench")
+SERVER_COMMANDS = ("engine", "quickstart", "demo", "record", "simulate", "bench")
 """Commands that the distribution arl-tangram-server adds, in the order of the help page."""
 
 
@@ -42,7 +42,8 @@ class _PluginGroup(TyperGroup):
             command.rich_help_panel = command.rich_help_panel or "Measure"  # type: ignore[attr-defined]
             return command
         if cmd_name in SERVER_COMMANDS:
-            fail(f"`tangram {cmd_name}` is not installed: pip install 'arl-tangram-server[bench]'", EXIT_USAGE)
+            package = "arl-tangram-server" if cmd_name == "engine" else "arl-tangram-server[bench]"
+            fail(f"`tangram {cmd_name}` is not installed: pip install '{package}'", EXIT_USAGE)
         return super().get_command(ctx, cmd_name)
 
 
@@ -57,7 +58,7 @@ COMMAND_MODULES = (
     *(lifecycle, node, doctor),
     *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints),
     *(top, explain, trace, process_logs),
-    *(nodes, queues, projects, keys, capacity, audit_log, templates, consistency_check),
+    *(nodes, pools, queues, projects, keys, capacity, audit_log, templates, consistency_check),
 )
 """Modules in the order of the help page."""
 for module in COMMAND_MODULES:

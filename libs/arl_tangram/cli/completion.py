@@ -12,6 +12,7 @@ __all__ = [
     "complete_endpoint",
     "complete_environment",
     "complete_node",
+    "complete_pool",
     "complete_project",
     "complete_reward_service",
     "complete_task",
@@ -39,6 +40,7 @@ def _completion(list_names: Callable[[Tangram], Iterable[str]]) -> Completion:
 complete_endpoint = _completion(lambda tangram: (each.name for each in tangram.endpoints()))
 complete_environment = _completion(lambda tangram: (str(each.id) for each in tangram.environments(state="live")))
 complete_node = _completion(lambda tangram: (each.name for each in tangram.nodes().items))
+complete_pool = _completion(lambda tangram: (each.name for each in tangram.pools().items))
 complete_project = _completion(lambda tangram: (each.name for each in tangram.projects()))
 complete_reward_service = _completion(lambda tangram: (each.name for each in tangram.reward_services()))
 complete_task = _completion(lambda tangram: (each.task for each in tangram.queues()))

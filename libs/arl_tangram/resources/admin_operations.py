@@ -1,13 +1,14 @@
-"""Operations for administrators: keys, queues, projects and nodes."""
+"""Operations for administrators: keys, queues, projects, nodes and pools."""
 
 from urllib.parse import quote
 
 from arl_tangram.operations import Operation, SdkRequest, call_with_retry, list_all_pages
 from arl_wire.actions.explanations import StragglerInfo, StragglerListResponse
 from arl_wire.admin.audit_log import AuditLogEntry, AuditLogResponse
-from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
+from arl_wire.admin.capacity import BacklogResponse, CapacityPlan, CapacityPlanQuery
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+from arl_wire.admin.pools import PoolInfo, PoolListResponse, PublishPoolRequest
 from arl_wire.admin.queues import (
     ChangeProjectRequest,
     ChangeQueueRequest,
@@ -22,14 +23,18 @@ __all__ = [
     "change_project",
     "change_queue",
     "create_key",
+    "get_backlog",
     "list_audit_log",
     "list_keys",
     "list_nodes",
+    "list_pools",
     "list_projects",
     "list_queues",
     "list_stragglers",
     "plan_capacity",
+    "publish_pool",
     "remove_node",
+    "remove_pool",
     "revoke_key",
 ]
 
@@ -87,6 +92,27 @@ def remove_node(name: str, *, retry_timeout_s: float) -> Operation[None]:
     yield from call_with_retry(
         SdkRequest(method="DELETE", path=f"/v1/admin/nodes/{quote(name, safe='')}"), retry_timeout_s
     )
+
+
+def list_pools(*, retry_timeout_s: float) -> Operation[PoolListResponse]:
+    call = SdkRequest(method="GET", path="/v1/admin/pools")
+    return PoolListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def publish_pool(name: str, request: PublishPoolRequest, *, retry_timeout_s: float) -> Operation[PoolInfo]:
+    call = SdkRequest(method="PUT", path=f"/v1/admin/pools/{quote(name, safe='')}", body=request)
+    return PoolInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def remove_pool(name: str, *, retry_timeout_s: float) -> Operation[None]:
+    yield from call_with_retry(
+        SdkRequest(method="DELETE", path=f"/v1/admin/pools/{quote(name, safe='')}"), retry_timeout_s
+    )
+
+
+def get_backlog(*, retry_timeout_s: float) -> Operation[BacklogResponse]:
+    call = SdkRequest(method="GET", path="/v1/admin/backlog")
+    return BacklogResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
 def plan_capacity(question: CapacityPlanQuery, *, retry_timeout_s: float) -> Operation[CapacityPlan]:

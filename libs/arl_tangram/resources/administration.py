@@ -1,4 +1,4 @@
-"""Nodes and API keys, for both clients."""
+"""Nodes, pools and API keys, for both clients."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -7,8 +7,10 @@ from typing import TypeVar
 from arl_tangram.operations import Operation
 from arl_tangram.options import validate_request
 from arl_tangram.resources import admin_operations as admin
+from arl_wire.admin.capacity import BacklogResponse
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+from arl_wire.admin.pools import PoolInfo, PoolListResponse, PublishPoolRequest
 
 __all__ = ["AdminMethods", "AsyncAdminMethods"]
 
@@ -58,6 +60,22 @@ class AdminMethods:
         """Remove a node. Raises `Conflict` while it is alive or has allocations."""
         self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
 
+    def pools(self) -> PoolListResponse:
+        """List the node pools with the last decisions of their controllers."""
+        return self._run(admin.list_pools(retry_timeout_s=self._retry_timeout_s))
+
+    def publish_pool(self, name: str, state: PublishPoolRequest) -> PoolInfo:
+        """Publish the state of a pool as its controller. Raises `Conflict` if another controller owns the pool."""
+        return self._run(admin.publish_pool(name, state, retry_timeout_s=self._retry_timeout_s))
+
+    def remove_pool(self, name: str) -> None:
+        """Remove a pool from the list. Raises `Conflict` while a controller owns it."""
+        self._run(admin.remove_pool(name, retry_timeout_s=self._retry_timeout_s))
+
+    def backlog(self) -> BacklogResponse:
+        """Return the actions and core-seconds that wait for nodes of each kind."""
+        return self._run(admin.get_backlog(retry_timeout_s=self._retry_timeout_s))
+
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Value: ...
 
@@ -104,6 +122,22 @@ class AsyncAdminMethods:
     async def remove_node(self, name: str) -> None:
         """Remove a node. Raises `Conflict` while it is alive or has allocations."""
         await self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
+
+    async def pools(self) -> PoolListResponse:
+        """List the node pools with the last decisions of their controllers."""
+        return await self._run(admin.list_pools(retry_timeout_s=self._retry_timeout_s))
+
+    async def publish_pool(self, name: str, state: PublishPoolRequest) -> PoolInfo:
+        """Publish the state of a pool as its controller. Raises `Conflict` if another controller owns the pool."""
+        return await self._run(admin.publish_pool(name, state, retry_timeout_s=self._retry_timeout_s))
+
+    async def remove_pool(self, name: str) -> None:
+        """Remove a pool from the list. Raises `Conflict` while a controller owns it."""
+        await self._run(admin.remove_pool(name, retry_timeout_s=self._retry_timeout_s))
+
+    async def backlog(self) -> BacklogResponse:
+        """Return the actions and core-seconds that wait for nodes of each kind."""
+        return await self._run(admin.get_backlog(retry_timeout_s=self._retry_timeout_s))
 
     @abstractmethod
     async def _run(self, operation: Operation[Value]) -> Value: ...

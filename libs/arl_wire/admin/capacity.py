@@ -1,4 +1,4 @@
-"""Hypothetical capacity and load: `GET /v1/admin/capacity`."""
+"""Backlog, and hypothetical capacity and load: `GET /v1/admin/backlog` and `GET /v1/admin/capacity`."""
 
 import re
 from typing import Annotated
@@ -9,7 +9,14 @@ from arl_core.domain.states import UnstartedReason
 from arl_wire.actions.action import MAX_MIB, Cpu
 from arl_wire.validation import StrictModel
 
-__all__ = ["CapacityForecast", "CapacityPlan", "CapacityPlanQuery", "UnstartedActions"]
+__all__ = [
+    "BacklogResponse",
+    "CapacityForecast",
+    "CapacityPlan",
+    "CapacityPlanQuery",
+    "NodeKindBacklog",
+    "UnstartedActions",
+]
 
 MAX_CORES = 10_000_000.0
 MAX_PERCENT = 10_000.0
@@ -142,3 +149,31 @@ class CapacityPlan(BaseModel):
     hypothetical: CapacityForecast | None = Field(
         default=None, description="Forecast for the requested change. Absent if the query has no change"
     )
+
+
+class NodeKindBacklog(BaseModel):
+    """The backlog of one kind of node. Cores are the minimum cores of the actions."""
+
+    kind: str = Field(description="Kind of node: `cpu`, `gpu` or `api`")
+    waiting: int = Field(
+        description="Queued actions that any node of the kind may start. Actions of paused tasks, actions without room"
+        " in the quota of their task, and actions behind another of their environment are not counted"
+    )
+    waiting_cores: float = Field(description="Cores of these actions")
+    waiting_core_s: float = Field(
+        description="Core-seconds of these actions, from estimates of their run time. Actions without an estimate are"
+        " in `unknown_cores` instead"
+    )
+    unknown_cores: float = Field(description="Cores of these actions that have no estimate of their run time")
+    pinned: int = Field(description="Queued actions that can only start on the node of their environment")
+    oldest_s: float | None = Field(
+        default=None, description="Seconds since the submission of the oldest action in `waiting`"
+    )
+    running: int = Field(description="Granted and running actions")
+    busy_cores: float = Field(description="Cores of the granted and running actions")
+
+
+class BacklogResponse(BaseModel):
+    """The backlog of all projects by kind of node, from the scheduler that leads."""
+
+    items: list[NodeKindBacklog]

@@ -10,6 +10,7 @@ from arl_wire.admin.capacity import CapacityPlanQuery
 
 __all__ = [
     "ActionsAdmittedNotification",
+    "BacklogRequest",
     "CapacityPlanRequest",
     "ExplainRequest",
     "ExplainResponse",
@@ -100,6 +101,10 @@ class CapacityPlanRequest(BaseModel):
 
     question: CapacityPlanQuery
     without: list[int]
+
+
+class BacklogRequest(BaseModel):
+    """A request for the backlog of each kind of node."""
 
 
 class FindStragglersRequest(BaseModel):

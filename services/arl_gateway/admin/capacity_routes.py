@@ -1,4 +1,4 @@
-"""Routes of capacity plans and stragglers. A route parses, calls and returns."""
+"""Routes of capacity plans, the backlog and stragglers. A route parses, calls and returns."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import COMMON_ERRORS, Admin, RootAdmin
 from arl_kit.app import error_responses
 from arl_wire.actions.explanations import StragglerListResponse
-from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
+from arl_wire.admin.capacity import BacklogResponse, CapacityPlan, CapacityPlanQuery
 from arl_wire.errors import Conflict
 
 __all__ = ["router"]
@@ -47,6 +47,21 @@ async def plan_capacity(
     where trajectories occupy their pods until they end.
     """
     return await capacity.plan(question)
+
+
+@router.get(
+    "/backlog",
+    operation_id="get_backlog",
+    summary="Get the backlog by kind of node",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
+)
+async def get_backlog(caller: RootAdmin, capacity: Annotated[CapacityService, Depends(_capacity)]) -> BacklogResponse:
+    """Get the actions and core-seconds that wait for nodes of each kind, and what runs.
+
+    Requires a key of project `default`, because the backlog covers all projects. Returns 503 while no scheduler leads.
+    """
+    return await capacity.backlog()
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""Capacity plans and stragglers, computed by the scheduler."""
+"""Capacity plans, the backlog and stragglers, computed by the scheduler."""
 
 from arl_gateway.actions import queries
 from arl_gateway.http.auth import Caller
@@ -6,15 +6,20 @@ from arl_gateway.nodes import queries as node_queries
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore
 from arl_wire.actions.explanations import StragglerInfo, StragglerListResponse
-from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
+from arl_wire.admin.capacity import BacklogResponse, CapacityPlan, CapacityPlanQuery
 from arl_wire.errors import FieldError, ValidationFailed
-from arl_wire.internal.scheduler import CapacityPlanRequest, FindStragglersRequest, FindStragglersResponse
+from arl_wire.internal.scheduler import (
+    BacklogRequest,
+    CapacityPlanRequest,
+    FindStragglersRequest,
+    FindStragglersResponse,
+)
 
 __all__ = ["CapacityService", "StragglerService"]
 
 
 class CapacityService:
-    """Capacity plans, computed by the scheduler that leads."""
+    """Capacity plans and the backlog, computed by the scheduler that leads."""
 
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, scheduler_url: str) -> None:
         self._store = store
@@ -26,6 +31,13 @@ class CapacityService:
         ask = CapacityPlanRequest(question=question, without=await self._node_ids(question.exclude_node))
         content = await self._peers.call(f"{self._scheduler_url}/internal/plan", ask, audience="scheduler")
         return CapacityPlan.model_validate_json(content)
+
+    async def backlog(self) -> BacklogResponse:
+        """Return the backlog by kind of node. Raises `Unavailable` while no scheduler leads."""
+        content = await self._peers.call(
+            f"{self._scheduler_url}/internal/backlog", BacklogRequest(), audience="scheduler"
+        )
+        return BacklogResponse.model_validate_json(content)
 
     async def _node_ids(self, names: list[str]) -> list[int]:
         if not names:

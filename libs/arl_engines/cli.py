@@ -1,0 +1,109 @@
+"""`engine`: run a controller that keeps pools of nodes on an engine."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arl_engines.engine import ClusterEngine, PoolSpec
+from arl_engines.pool_option import parse_pool
+from arl_tangram.cli.client import connected_client
+from arl_tangram.cli.local_state import DirOption
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE, fail, fail_with, print_progress
+from arl_wire.errors import Forbidden, TangramError, Unauthenticated
+
+__all__ = ["register"]
+
+RETRY_TIMEOUT_S = 2.0
+"""Seconds of retries of one request. A longer wait would outlast the lease of the pool."""
+
+group = typer.Typer(no_args_is_help=True, help="Run a controller that keeps pools of nodes on an engine.")
+
+PoolOption = Annotated[
+    list[str],
+    typer.Option(
+        "--pool",
+        metavar="NAME:kind=cpu,min=1,max=4",
+        help="Pool to control; repeat it for further pools. Further keys: cores (of each node), driver, target (seconds"
+        " to work off the backlog), cooldown (seconds before the pool shrinks) and drain (seconds that a drained node"
+        " has).",
+    ),
+]
+StopOption = Annotated[
+    bool, typer.Option("--stop-nodes", help="On Ctrl-C, drain and stop the nodes. A second Ctrl-C leaves them.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.add_typer(group, name="engine", rich_help_panel="Operate")
+
+
+@group.command()
+def local(directory: DirOption, pool: PoolOption, stop_nodes: StopOption = False) -> None:
+    """Run nodes as processes of this machine, in the foreground.
+
+    Ctrl-C stops the controller and leaves the nodes. The next start finds them again.
+    """
+    from arl_engines.local.local_engine import LocalEngine
+    from arl_engines.node_join import JoinedNodeCommands
+
+    pools = _parse_pools(pool)
+    if not (directory / "api_key").exists():
+        fail(f"no system was started in {directory}. Start one: tangram up", EXIT_NOT_RUNNING)
+    commands = JoinedNodeCommands(directory)
+    _run_controller(directory, LocalEngine(directory / "pools", commands), pools, stop_nodes=stop_nodes)
+
+
+def _parse_pools(options: Sequence[str]) -> list[PoolSpec]:
+    try:
+        pools = [parse_pool(option) for option in options]
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    names = [pool.name for pool in pools]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        fail(f"--pool: pool {repeated[0]!r} is given twice", EXIT_USAGE)
+    return pools
+
+
+def _run_controller(directory: Path, engine: ClusterEngine, pools: Sequence[PoolSpec], *, stop_nodes: bool) -> None:
+    """Control the pools until SIGINT or SIGTERM."""
+    with connected_client(directory) as tangram:
+        tangram.pools()  # a wrong address or key is an error now, and not in the log
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        asyncio.run(_control(directory, engine, pools, stop_nodes=stop_nodes))
+    except (Unauthenticated, Forbidden) as error:
+        fail_with(error, EXIT_USAGE)
+    except TangramError as error:
+        fail_with(error, EXIT_FAILED)
+
+
+async def _control(directory: Path, engine: ClusterEngine, pools: Sequence[PoolSpec], *, stop_nodes: bool) -> None:
+    from arl_engines.controller import PoolController
+    from arl_tangram.async_client import AsyncTangram
+    from arl_tangram.transport.connection import resolve_connection
+
+    stop, abort = asyncio.Event(), asyncio.Event()
+
+    def interrupt() -> None:
+        """Stop the controller; at the second signal, leave the nodes that are still there."""
+        if stop.is_set():
+            abort.set()
+        elif stop_nodes:
+            print_progress("draining and stopping the nodes; press Ctrl-C again to leave them")
+        else:
+            print_progress("the controller stops; its nodes stay")
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    connection = resolve_connection(directory=directory)
+    async with AsyncTangram(connection.url, connection.api_key, retry_timeout_s=RETRY_TIMEOUT_S) as client:
+        await PoolController(engine, pools, client).run(stop, stop_nodes=stop_nodes, abort=abort)

@@ -1,0 +1,1 @@
+"""The local engine: each node is a process of this machine."""

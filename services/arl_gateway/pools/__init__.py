@@ -1,0 +1,1 @@
+"""Node pools, as their controllers publish them."""
