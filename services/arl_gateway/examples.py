@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from arl_gateway.compat.examples import EXAMPLES as COMPATIBLE
+from arl_gateway.pools.examples import PUBLISH_POOL
 
 __all__ = ["EXAMPLES"]
 
@@ -96,6 +97,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         },
         "open": {"summary": "Reopen the node", "value": {"cordoned": False}},
     },
+    "publish_pool": {"grow": {"summary": "The pool wants a third node", "value": PUBLISH_POOL}},
     "create_environment": {
         "repository": {
             "summary": "An environment with a file and a variable",

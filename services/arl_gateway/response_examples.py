@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from arl_gateway.compat.response_examples import RESPONSE_EXAMPLES as COMPATIBLE
+from arl_gateway.pools.examples import BACKLOG, POOL
 
 __all__ = ["RESPONSE_EXAMPLES"]
 
@@ -368,6 +369,9 @@ RESPONSE_EXAMPLES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("change_project", "200"): _example("The changed project", {"id": 2, "name": "research", "weight": 0.5}),
     ("list_nodes", "200"): _example("One node", {"items": [NODE]}),
     ("change_node", "200"): _example("A draining node", DRAINING_NODE),
+    ("list_pools", "200"): _example("One pool", {"items": [POOL]}),
+    ("publish_pool", "200"): _example("A pool that grows", POOL),
+    ("get_backlog", "200"): _example("The backlog of CPU nodes", BACKLOG),
     ("check_consistency", "200"): _example("A report without findings", CONSISTENCY),
     ("plan_capacity", "200"): _example(
         "The current nodes, and twice as many",

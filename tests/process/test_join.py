@@ -166,7 +166,8 @@ async def test_ports_that_nodes_know_stay_the_same(tmp_path: Path) -> None:
             known.append((urls["scheduler"], urls.get("database-relay")))
             control.cli("down")
         assert known[2] == known[0] != known[1]
-        with bind("127.0.0.1", int(known[0][0].rpartition(":")[2])):
+        with bind("127.0.0.1", int(known[0][0].rpartition(":")[2])) as other:
+            other.listen()
             refused = control.cli(*up, "--listen", "127.0.0.1", check=False)
         assert "of scheduler on 127.0.0.1 is taken, and the nodes know it" in refused.stderr
         for listen, said in (("192.0.2.9", "not an address of this machine"), ("", "must be an IP address")):

@@ -52,7 +52,7 @@ async def plan_capacity(
 @router.get(
     "/backlog",
     operation_id="get_backlog",
-    summary="Get the backlog by kind of node",
+    summary="Get the backlog",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS),
 )

@@ -60,7 +60,7 @@ async def publish_pool(name: PoolName, body: PublishPoolRequest, caller: AdminWr
     "/pools/{name}",
     status_code=204,
     operation_id="remove_pool",
-    summary="Remove a node pool from the list",
+    summary="Remove a node pool",
     responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
 )
 async def remove_pool(name: PoolName, caller: AdminWriter, pools: PoolsDep) -> None:

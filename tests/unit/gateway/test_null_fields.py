@@ -47,6 +47,16 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "TextPart": {"type": "text", "text": "a"},
     "VerifyRequest": {"response": {}},
     "WaitRequest": {"ids": ["01920000-0000-7000-8000-000000000001"]},
+    "PublishPoolRequest": {
+        "controller": "c1",
+        "engine": "local",
+        "kind": "cpu",
+        "min_nodes": 1,
+        "max_nodes": 2,
+        "wanted": 1,
+        "present": 1,
+        "ready": 1,
+    },
 }
 """A valid value of each model with required fields."""
 
