@@ -17,6 +17,8 @@ if [ "$mode" = privileged ] && [ -f "$cgroup/cgroup.controllers" ]; then
   exec unshare --cgroup --mount --propagation private sh "$0" nested "$@"
 fi
 if [ "$mode" = nested ]; then
+  # The kernel refuses the same file system at the same mount point.
+  umount -l "$cgroup"
   mount -t cgroup2 cgroup2 "$cgroup"
 fi
 if [ -f "$cgroup/cgroup.controllers" ] && mkdir -p "$cgroup/launcher" 2>/dev/null; then

@@ -149,7 +149,7 @@ async def provision(owner_url: str, state: StateDir, config: ChartConfig) -> dic
         raise SystemExit("the owner of the database needs CREATEROLE: alter role OWNER createrole")
     await upgrade(owner_url, passwords, nodes=logins, take_over=config.take_over)
     await ensure_api_key(owner_url, PROJECT, state.api_key())
-    contents = {
+    contents: dict[str, dict[str, str]] = {
         service: _as_files(role_url(owner_url, service, password), service_secrets(state, service))
         for service, password in passwords.items()
     }
@@ -159,6 +159,11 @@ async def provision(owner_url: str, state: StateDir, config: ChartConfig) -> dic
         files = _as_files(node_role_url(owner_url, login), secrets)
         contents[node.kind] |= {f"{node.name}.{name}": content for name, content in files.items()}
     return {**contents, "api-key": {"api_key": state.api_key()}, "metrics": {"token": state.metrics_token()}}
+
+
+def _as_files(database_url: str, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of TANGRAM_SECRETS_DIR by name."""
+    return {f"tangram_{name}": text for name, text in {"database_url": database_url, **secrets}.items()}
 
 
 def main() -> None:
