@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from arl_store.logins import role_url
 from support.conditions import eventually
 from support.kubernetes_secrets import FakeSecrets, serving_secrets
-from support.postgres import Databases
+from support.postgres import PASSWORDS, Databases
 from support.system import System, running_system
 
 FILES = Path(__file__).parents[2] / "docker" / "helm" / "tangram" / "files"
@@ -150,6 +152,27 @@ class TestProvision:
         assert [name for name, text in seen.items() if state["tokens.scheduler"] in text] == []
         assert [name for name, text in seen.items() if state["tokens.nodes"] in text] == []
         assert state["passwords.admission"] not in seen["gateway"]
+
+
+class TestDrain:
+    async def test_drain_waits_for_postgres_until_the_deadline(self, secrets: FakeSecrets, tmp_path: Path) -> None:
+        (tmp_path / "secrets").mkdir()
+        (tmp_path / "secrets" / "tangram_database_url").write_text("postgresql://n:secret@127.0.0.1:1/tangram")
+        secrets.objects["prod-tangram-cpu"] = {"data": {}}
+        started_at = time.monotonic()
+        done = await node_program(secrets, "drain", "--deadline", "2")
+        assert done.returncode == 1
+        assert done.stderr == f"Postgres does not answer the node {NODE}: ConnectionRefusedError\n"
+        assert time.monotonic() - started_at >= 2
+
+    async def test_node_with_the_credentials_of_its_kind_stops_without_a_drain(
+        self, secrets: FakeSecrets, tmp_path: Path, database: str
+    ) -> None:
+        (tmp_path / "secrets").mkdir()
+        (tmp_path / "secrets" / "tangram_database_url").write_text(role_url(database, "cpu", PASSWORDS["cpu"]))
+        secrets.objects["prod-tangram-cpu"] = {"data": {}}
+        done = await node_program(secrets, "drain", "--deadline", "30")
+        assert (done.returncode, done.stderr.split(":")[0]) == (0, "this node may not drain itself")
 
 
 class TestPrepare:

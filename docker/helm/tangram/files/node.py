@@ -19,6 +19,7 @@ from arl_local.join.node_repository import NodeConnection
 
 CONNECT_TIMEOUT_S = 15.0
 POLL_S = 0.5
+RETRY_S = 1.0
 REPORT_S = 30.0
 """Seconds after the deadline in which the node may still report that its actions have ended."""
 IS_DRAINED = "select drain_requested_at is not null from nodes where name = $1"
@@ -56,6 +57,18 @@ async def reopen(name: str, secrets: Path) -> None:
             await node.reopen()
 
 
+async def drain_when_reachable(name: str, secrets: Path, deadline_s: float) -> int:
+    """Drain the node, and wait for Postgres until the deadline: the manager holds results that are not written yet."""
+    ends_at = time.monotonic() + deadline_s
+    while True:
+        try:
+            return await drain(name, secrets, max(ends_at - time.monotonic(), 0))
+        except (OSError, TimeoutError, asyncpg.PostgresError):
+            if time.monotonic() >= ends_at:
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
 async def drain(name: str, secrets: Path, deadline_s: float) -> int:
     """Drain the node. Return the number of actions and environments that are left."""
     async with connected(name, secrets) as (connection, node):
@@ -83,7 +96,7 @@ def main() -> int:
             copy_secrets(name, chosen.source, chosen.secrets)
             asyncio.run(reopen(name, chosen.secrets))
             return 0
-        left = asyncio.run(drain(name, chosen.secrets, chosen.deadline))
+        left = asyncio.run(drain_when_reachable(name, chosen.secrets, chosen.deadline))
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
         print(f"Postgres does not answer the node {name}: {type(error).__name__}", file=sys.stderr)
         return 1

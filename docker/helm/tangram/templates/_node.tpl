@@ -104,7 +104,7 @@ podAntiAffinity:
 {{- $context := index . 0 -}}
 {{- $kind := index . 1 -}}
 {{- $port := include "tangram.nodePort" $kind -}}
-{{- $common := dict "TANGRAM_HOST" (include "tangram.listenHost" $context) "TANGRAM_PORT" $port "TANGRAM_SECRETS_DIR" "/secrets" "TANGRAM_SCHEDULER_URL" (printf "http://%s-scheduler:8702" (include "tangram.fullname" $context)) "TANGRAM_ADVERTISE_URL" (printf "http://%s:%s" (include "tangram.podAddress" $context) $port) -}}
+{{- $common := dict "TANGRAM_HOST" (include "tangram.listenHost" $context) "TANGRAM_PORT" $port "TANGRAM_SECRETS_DIR" "/secrets" "TANGRAM_SPOOL_DIR" "/spool" "TANGRAM_SCHEDULER_URL" (printf "http://%s-scheduler:8702" (include "tangram.fullname" $context)) "TANGRAM_ADVERTISE_URL" (printf "http://%s:%s" (include "tangram.podAddress" $context) $port) -}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{ include "tangram.nodeNameEnv" $context }}
@@ -146,4 +146,7 @@ preStop:
   configMap: {name: {{ $full }}-node}
 - name: tmp
   emptyDir: {medium: Memory, sizeLimit: 256Mi}
+# Results that wait for Postgres. They outlive the container and end with the pod.
+- name: spool
+  emptyDir: {}
 {{- end }}
