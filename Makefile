@@ -20,7 +20,7 @@ help:
 	@echo "make demo      three programs, 16 agents, a comparison with static pods; about 4 minutes"
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
 	@echo "make test-all  the gate and the slow tests: kills, other users, torch, short benchmarks"
-	@echo "make test-image build the container image and run the services of docker/compose.yaml from it, as root"
+	@echo "make test-image build the container image and run the services of docker/compose.yaml and the chart from it, as root"
 	@echo "make test-helm lint, render and check the Helm chart; installs Helm and the schemas of Kubernetes, 350 MB"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make docs      build the documentation into site/; the gateway serves it at /docs"
@@ -49,13 +49,13 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PARALLEL) --durations=15 --durations-min=4
 
 test-all: test
-	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore=tests/contract/test_image.py --ignore=tests/contract/test_helm_chart.py --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore-glob='tests/contract/test_*image.py' --ignore=tests/contract/test_helm_chart.py --durations=25 --durations-min=10
 	$(BIN)/python -m pytest -m slow tests/chaos --durations=25 --durations-min=10  # alone: of each, much is under way
 	$(MAKE) test-torch test-helm
 
 # Not part of test-all: it needs root, Podman, debootstrap and the package index, and leaves images of 1.5 GB.
-test-image: $(VENV)/.ready
-	$(BIN)/python -m pytest -rs tests/contract/test_image.py --durations=5
+test-image: $(VENV)/.helm-ready
+	$(BIN)/python -m pytest -rs tests/contract/test_image.py tests/contract/test_helm_image.py --durations=5
 
 # Beside the environment and not in it, so that everything else is measured and tested as it is installed. Most of it
 # is never imported: compiling that takes longer than the installation.

@@ -2,8 +2,8 @@
 
 import json
 import ssl
-from base64 import b64decode
-from collections.abc import Iterator
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +33,9 @@ class FakeSecrets:
     def content(self, name: str) -> dict[str, str]:
         return {key: b64decode(text).decode() for key, text in self.objects[name]["data"].items()}
 
+    def put(self, name: str, content: Mapping[str, str]) -> None:
+        self.objects[name] = {"data": {key: b64encode(text.encode()).decode() for key, text in content.items()}}
+
     def answer(self, method: str, path: str, token: str | None, body: bytes) -> tuple[int, dict[str, Any]]:
         """Return the status and the object, as the API server does."""
         if token != f"Bearer {TOKEN}":
@@ -55,9 +58,12 @@ class FakeSecrets:
 
 
 @contextmanager
-def serving_secrets(directory: Path) -> Iterator[FakeSecrets]:
-    """Serve over TLS on loopback. `account` is the directory of the service account in a pod."""
-    files = issue_server_certificate(directory / "tls", "127.0.0.1")
+def serving_secrets(directory: Path, address: str = "127.0.0.1") -> Iterator[FakeSecrets]:
+    """Serve over TLS, with a certificate for this address. `account` is the directory of the service account in a pod.
+
+    The address of a network that does not exist yet cannot be bound. For such an address, all are served.
+    """
+    files = issue_server_certificate(directory / "tls", address)
     account = directory / "account"
     account.mkdir()
     (account / "ca.crt").write_bytes(files.authority.read_bytes())
@@ -87,7 +93,7 @@ def serving_secrets(directory: Path) -> Iterator[FakeSecrets]:
         def log_message(self, *args: object) -> None:
             del args
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("" if address != "127.0.0.1" else address, 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
