@@ -49,7 +49,7 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PARALLEL) --durations=15 --durations-min=4
 
 test-all: test
-	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore-glob='tests/contract/test_*image.py' --ignore=tests/contract/test_helm_chart.py --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore-glob='tests/contract/test_*image.py' --ignore=tests/contract/test_helm_chart.py --ignore=tests/contract/test_helm_rules.py --durations=25 --durations-min=10
 	$(BIN)/python -m pytest -m slow tests/chaos --durations=25 --durations-min=10  # alone: of each, much is under way
 	$(MAKE) test-torch test-helm
 
@@ -73,7 +73,7 @@ $(VENV)/.helm-ready: $(VENV)/.ready
 	@touch $@
 
 test-helm: $(VENV)/.helm-ready
-	$(BIN)/python -m pytest -rs tests/contract/test_helm_chart.py --durations=5
+	$(BIN)/python -m pytest -rs tests/contract/test_helm_chart.py tests/contract/test_helm_rules.py --durations=5
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
