@@ -13,7 +13,7 @@ PROGRESS = ( seconds=0; while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/nu
 	seconds=$$((seconds + 10)); echo "  installing, $$seconds s"; done ) & progress=$$!; trap 'kill $$progress' EXIT;
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-engines test-image test-torch lint docs docs-serve openapi dist clean
+.PHONY: help install demo test test-all test-engines test-image test-torch test-helm lint docs docs-serve openapi dist clean
 
 help:
 	@echo "make install   install everything into .venv; the other targets begin with it"
@@ -21,7 +21,8 @@ help:
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
 	@echo "make test-all  the gate and the slow tests: kills, other users, torch, short benchmarks"
 	@echo "make test-engines the conformance suite of the engines; part of test-all"
-	@echo "make test-image build the container image and run the services of docker/compose.yaml from it, as root"
+	@echo "make test-image build the container image and run the services of docker/compose.yaml and the chart from it, as root"
+	@echo "make test-helm lint, render and check the Helm chart; installs Helm and the schemas of Kubernetes, 350 MB"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make docs      build the documentation into site/; the gateway serves it at /docs"
 	@echo "make docs-serve serve the documentation at http://127.0.0.1:8000 and rebuild it after each change"
@@ -49,17 +50,16 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PARALLEL) --durations=15 --durations-min=4
 
 test-all: test
-	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore=tests/engines --ignore=tests/contract/test_image.py --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore=tests/engines --ignore-glob='tests/contract/test_*image.py' --ignore=tests/contract/test_helm_chart.py --ignore=tests/contract/test_helm_rules.py --durations=25 --durations-min=10
 	$(BIN)/python -m pytest -m slow tests/chaos --durations=25 --durations-min=10  # alone: of each, much is under way
-	$(MAKE) test-engines
-	$(MAKE) test-torch
+	$(MAKE) test-engines test-torch test-helm
 
 test-engines: $(VENV)/.ready
 	$(BIN)/python -m pytest -rs tests/engines --durations=10
 
 # Not part of test-all: it needs root, Podman, debootstrap and the package index, and leaves images of 1.5 GB.
-test-image: $(VENV)/.ready
-	$(BIN)/python -m pytest -rs tests/contract/test_image.py --durations=5
+test-image: $(VENV)/.helm-ready
+	$(BIN)/python -m pytest -rs tests/contract/test_image.py tests/contract/test_helm_image.py --durations=5
 
 # Beside the environment and not in it, so that everything else is measured and tested as it is installed. Most of it
 # is never imported: compiling that takes longer than the installation.
@@ -71,6 +71,13 @@ test-torch: $(TORCH)/.ready
 	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/gpu/test_encoders.py \
 		tests/unit/gpu/test_hugging_face.py tests/unit/gpu/test_quality.py tests/unit/gpu/test_teachers.py tests/unit/gpu/test_tensor_parallel.py \
 		tests/service/gpu/test_split_services.py tests/contract/test_trl.py tests/gpu
+
+$(VENV)/.helm-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[helm]'
+	@touch $@
+
+test-helm: $(VENV)/.helm-ready
+	$(BIN)/python -m pytest -rs tests/contract/test_helm_chart.py tests/contract/test_helm_rules.py --durations=5
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

