@@ -41,15 +41,15 @@ CAN_CREATE_ROLES = text("select rolsuper or rolcreaterole from pg_roles where ro
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
 ASSIGN_NODES = text("""
     with owned as (
-        select n.id, coalesce(r.role, :database || '_' || n.kind) as role
+        select n.id, coalesce(r.role, :database || '_' || n.kind) as role, r.credential_id
           from nodes as n
           left join node_roles as r on r.node_name = n.name and r.kind = n.kind
     )
     update nodes as n
-       set db_role = owned.role
+       set db_role = owned.role, credential_id = owned.credential_id
       from owned
      where owned.id = n.id
-       and n.db_role <> owned.role
+       and (n.db_role <> owned.role or n.credential_id is distinct from owned.credential_id)
 """)
 SELECT_POLICIES = text("""
     select tablename::text as table_name, policyname::text as name

@@ -120,7 +120,7 @@ async def test_credentials_of_a_removed_node_open_nothing(tmp_path: Path) -> Non
         await eventually(lambda: states(control)["n"] == "lost", timeout_s=30)
         control.cli("nodes", "remove", "n")
 
-        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)):
             await session.fetchval("select count(*) from actions")
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(joined.database_url_in(node.directory))

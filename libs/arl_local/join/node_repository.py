@@ -8,7 +8,6 @@ from typing import Any
 
 import asyncpg
 
-from arl_local.credentials import NodeIdentity
 from arl_local.join.credentials import JoinedNode
 
 __all__ = ["NodeConnection", "connected_node"]
@@ -16,6 +15,7 @@ __all__ = ["NodeConnection", "connected_node"]
 _TIMEOUT_S = 15.0
 
 _DRAIN = "select drain_own_node($1)"
+_KIND = "select kind from nodes where name = $1"
 _COUNT_ACTIONS = """
     select count(*)
       from actions as a
@@ -34,8 +34,8 @@ _REGISTERED = "select driver, capacity::text as capacity, enforced::text as enfo
 class NodeConnection:
     """A connection with the role of a node."""
 
-    def __init__(self, connection: asyncpg.Connection, node: NodeIdentity) -> None:
-        self._connection, self._name, self._kind = connection, node.name, node.kind
+    def __init__(self, connection: asyncpg.Connection, name: str) -> None:
+        self._connection, self._name = connection, name
 
     async def drain(self, deadline_s: float) -> None:
         """Cordon the node, and end what remains after these seconds."""
@@ -48,7 +48,8 @@ class NodeConnection:
     async def count_left(self) -> int:
         """Return the number of granted or running actions and of environments."""
         # Only CPU nodes may read environments.
-        statements = (_COUNT_ACTIONS, _COUNT_ENVIRONMENTS) if self._kind == "cpu" else (_COUNT_ACTIONS,)
+        is_cpu = await self._connection.fetchval(_KIND, self._name) == "cpu"
+        statements = (_COUNT_ACTIONS, _COUNT_ENVIRONMENTS) if is_cpu else (_COUNT_ACTIONS,)
         return sum([int(await self._connection.fetchval(statement, self._name)) for statement in statements])
 
     async def registered(self) -> dict[str, Any]:
@@ -64,6 +65,6 @@ async def connected_node(joined: JoinedNode, directory: Path) -> AsyncIterator[N
     """Connect with the credentials in the state directory. Raises OSError and the errors of asyncpg."""
     connection = await asyncpg.connect(joined.database_url_in(directory), timeout=_TIMEOUT_S)
     try:
-        yield NodeConnection(connection, joined.identity)
+        yield NodeConnection(connection, joined.name)
     finally:
         await connection.close()

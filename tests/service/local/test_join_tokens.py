@@ -58,7 +58,7 @@ async def created(rows: Rows, login: NodeLogin | None = None, *, ttl_s: float = 
 async def has_ended(connection: asyncpg.Connection) -> bool:
     try:
         await connection.fetchval("select count(*) from actions")
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
         return True
     return False
 
