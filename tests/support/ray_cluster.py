@@ -52,6 +52,7 @@ class RayCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": str(int(START_S)),
             "RAY_health_check_initial_delay_ms": "1000",
             "RAY_health_check_period_ms": "1000",
             "RAY_health_check_timeout_ms": "2000",
@@ -64,10 +65,12 @@ class RayCluster:
             f"--port={self.port}",
             "--include-dashboard=false",
             f"--ray-client-server-port={_free_port()}",
+            f"--dashboard-port={_free_port()}",
             f"--temp-dir={self.directory / 'ray'}",
         )
 
     def start_ray_node(self) -> None:
+        """Start a Ray node and wait for it. Several that start at the same time disturb each other."""
         self._start(f"--address={self.address}", "--resources", f'{{"{RESOURCE}": 1}}')
 
     def kill_ray_node(self, node_id: str) -> None:
@@ -91,11 +94,11 @@ class RayCluster:
         assert not left
 
     def _start(self, *options: str) -> None:
-        log = (self.directory / f"start-{len(self.ray_nodes)}.log").open("wb")
+        output = self.directory / f"start-{len(self.ray_nodes)}.log"
         ray = RAY_PYTHON.with_name("ray")
         usual = ("--num-cpus=0", "--node-ip-address=127.0.0.1", f"--object-store-memory={_OBJECT_STORE_BYTES}")
         ports = ("--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={_free_port()}")
-        with log:
+        with output.open("wb") as log:
             process = subprocess.Popen(
                 [str(ray), "start", "--block", "--disable-usage-stats", *usual, *ports, *options],
                 env=self.environment(),
@@ -105,10 +108,10 @@ class RayCluster:
                 start_new_session=True,
             )
         self.ray_nodes.append(process)
-        written, deadline = Path(log.name), time.monotonic() + START_S
-        while "Ray runtime started" not in written.read_text():
+        deadline = time.monotonic() + START_S
+        while "Ray runtime started" not in output.read_text():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"ray start {options}: {written.read_text()}")
+                raise AssertionError(f"ray start did not start Ray: {output.read_text()}")
             time.sleep(0.05)
 
     def _processes(self) -> list[int]:

@@ -171,16 +171,12 @@ class RayCluster:
         self._agent = ray.remote(NodeAgent)
 
     def status(self) -> dict[str, Any]:
-        """Return the Ray nodes, and what each agent says. An agent that does not answer in time has the state
+        """Return the live Ray nodes, and what each agent says. An agent that does not answer in time has the state
         `silent`."""
         nodes = [
-            {
-                "id": node["NodeID"],
-                "alive": bool(node["Alive"]),
-                "address": node.get("NodeManagerAddress", ""),
-                "resources": node.get("Resources") or {},
-            }
+            {"id": node["NodeID"], "resources": node.get("Resources") or {}}
             for node in self._ray.nodes()
+            if node["Alive"]
         ]
         names = set(self._ray.util.list_named_actors())
         for gone in (self._handles.keys() | self._pending.keys()) - names:

@@ -154,7 +154,7 @@ class RayEngine:
     async def _swept(self) -> tuple[NodeTable, _View]:
         """Return the table and Ray's view, without nodes that are gone; make released nodes end."""
         status = await self._driver.call("status")
-        view = _View({node["id"]: node["resources"] for node in status["nodes"] if node["alive"]}, status["agents"])
+        view = _View({node["id"]: node["resources"] for node in status["nodes"]}, status["agents"])
         table = NodeTable(self._directory / "nodes.json")
         for record in list(table.records.values()):
             agent = view.agents.get(record.agent)
