@@ -96,7 +96,7 @@ def ray(
     from arl_engines.node_join import JoinedNodeCommands
     from arl_engines.node_names import locked_directory
     from arl_engines.ray.driver_process import DriverProcess, ray_environment
-    from arl_engines.ray.node_table import NodeTable
+    from arl_engines.ray.node_table import RayNodeTable
     from arl_engines.ray.ray_engine import RayEngine, RayOptions
 
     pools = _parse_pools(pool)
@@ -109,7 +109,7 @@ def ray(
     async def namespace() -> str:
         """Return the namespace of the actors of this system."""
         async with locked_directory(directory / "pools" / "ray"):
-            return NodeTable(directory / "pools" / "ray" / "nodes.json").namespace
+            return RayNodeTable(directory / "pools" / "ray" / "nodes.json").namespace
 
     driver = DriverProcess(
         ray_python,

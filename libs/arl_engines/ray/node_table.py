@@ -7,7 +7,7 @@ from pathlib import Path
 
 from arl_store.files import replace_file
 
-__all__ = ["NodeTable", "RayNodeRecord"]
+__all__ = ["RayNodeRecord", "RayNodeTable"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +18,8 @@ class RayNodeRecord:
     pool: str
     ray_node: str
     """Ray's id of the node. A Ray node that starts again has another one."""
+    started: bool = False
+    """Ray has created its actor. An actor that is missing later was killed by somebody else, or could not run."""
     stop_by_s: float | None = None
     """Seconds since the start of this machine at which the released node is killed; None unless it was released."""
 
@@ -27,7 +29,7 @@ class RayNodeRecord:
         return f"tangram-{self.pool}-{self.ray_node}"
 
 
-class NodeTable:
+class RayNodeTable:
     """The file. The caller has locked its directory."""
 
     def __init__(self, path: Path) -> None:

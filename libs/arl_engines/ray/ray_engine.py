@@ -22,7 +22,7 @@ from arl_engines.engine import (
 )
 from arl_engines.local.node_record import boot_time_s
 from arl_engines.node_names import locked_directory, new_node_name
-from arl_engines.ray.node_table import NodeTable, RayNodeRecord
+from arl_engines.ray.node_table import RayNodeRecord, RayNodeTable
 
 __all__ = ["RayDriver", "RayEngine", "RayOptions"]
 
@@ -32,6 +32,8 @@ RESERVED = 0.01
 """Amount of the custom resource that an actor reserves. Ray's autoscaler v2 keeps a node that has an actor."""
 REQUEST_EVERY_S = 10.0
 """Seconds between unchanged requests to Ray's autoscaler; a new head has forgotten them."""
+AVOID_S = 30.0
+"""Seconds for which a Ray node is not used after an actor of the pool vanished there."""
 PURGE = "from pathlib import Path; from arl_local.state_dir import StateDir; StateDir(Path('DIRECTORY/state')).purge()"
 """Program that removes the state of a node, with files outside its directory."""
 
@@ -68,9 +70,11 @@ class _View:
     """Resources by id of the Ray node."""
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def lacks(self, record: RayNodeRecord) -> bool:
-        """Return True if the node's actor must be created."""
-        return record.agent not in self.agents and record.ray_node in self.ray_nodes
+    def problem_of(self, record: RayNodeRecord) -> str:
+        """Return why a node is lost for good; empty if it is not."""
+        if record.ray_node not in self.ray_nodes:
+            return f"Ray node {record.ray_node} is dead"
+        return "its actor was killed or could not run" if record.started and record.agent not in self.agents else ""
 
 
 class RayEngine:
@@ -98,6 +102,8 @@ class RayEngine:
         """Wanted nodes of each pool, for Ray's autoscaler."""
         self._requested: tuple[int, float] = (0, float("-inf"))
         """Last number of nodes that was requested, and when."""
+        self._avoided: dict[str, float] = {}
+        """Time until which no node is placed where an actor vanished, by name of the actor."""
 
     async def ensure(self, pool: PoolSpec, count: int) -> str:
         """Start nodes on further Ray nodes until there are `count`. Return a message if there are too few Ray nodes.
@@ -109,16 +115,16 @@ class RayEngine:
             records = table.of_pool(pool.name)
             wanted = [record for record in records if record.stop_by_s is None]
             for record in wanted:
-                if view.lacks(record):
+                if not record.started:
                     await self._start(table, record, pool, view)
-            taken = {record.ray_node for record in records}
+            taken = {record.agent for record in records}
             usable = sorted(node for node in view.ray_nodes if self._is_usable(pool, view.ray_nodes[node]))
-            free = [node for node in usable if node not in taken]
+            places = (RayNodeRecord(name="", pool=pool.name, ray_node=node) for node in usable)
+            free = [each for each in places if each.agent not in taken and self._may_place(each)]
             missing = max(0, count - len(wanted))
-            for ray_node in free[:missing]:
+            for record in free[:missing]:
                 async with locked_directory(self._names):
-                    name = new_node_name(self._names, pool.name)
-                record = RayNodeRecord(name=name, pool=pool.name, ray_node=ray_node)
+                    record.name = new_node_name(self._names, pool.name)
                 table.put(record)
                 await self._start(table, record, pool, view)
             await self._request(pool, count)
@@ -136,7 +142,7 @@ class RayEngine:
     async def release(self, node: str, deadline_s: float) -> None:
         """Ask the actor to stop its node. The actor is killed when that is done."""
         async with locked_directory(self._directory):
-            table = NodeTable(self._directory / "nodes.json")
+            table = RayNodeTable(self._directory / "nodes.json")
             record = table.records.get(node)
             if record is None or record.stop_by_s is not None:
                 return
@@ -148,30 +154,34 @@ class RayEngine:
     async def logs(self, node: str, tail: int) -> str:
         """Return the last lines of the output of a node; empty if it is unknown."""
         async with locked_directory(self._directory):
-            record = NodeTable(self._directory / "nodes.json").records.get(node)
+            record = RayNodeTable(self._directory / "nodes.json").records.get(node)
         return str(await self._driver.call("logs", agent=record.agent, tail=tail)) if record is not None else ""
 
-    async def _swept(self) -> tuple[NodeTable, _View]:
+    async def _swept(self) -> tuple[RayNodeTable, _View]:
         """Return the table and Ray's view, without nodes that are gone; make released nodes end."""
         status = await self._driver.call("status")
         view = _View({node["id"]: node["resources"] for node in status["nodes"]}, status["agents"])
-        table = NodeTable(self._directory / "nodes.json")
+        table = RayNodeTable(self._directory / "nodes.json")
         for record in list(table.records.values()):
             agent = view.agents.get(record.agent)
-            is_dead = record.ray_node not in view.ray_nodes
-            if agent is not None and (is_dead or agent["state"] == "ended" or _is_overdue(record)):
+            problem = view.problem_of(record)
+            if agent is not None and (problem or agent["state"] == "ended" or _is_overdue(record)):
                 await self._try("kill", record)
             elif agent is not None and record.stop_by_s is not None and agent["state"] in ("starting", "running"):
                 await self._try("stop", record, deadline_s=max(0.0, record.stop_by_s - boot_time_s()))
-            if is_dead:
-                log.warning("%s: lost, because Ray node %s is dead", record.name, record.ray_node)
-                table.drop(record)
-            elif agent is None and record.stop_by_s is not None:
+            if agent is not None and not record.started:
+                record.started = True
+                table.write()
+            if record.stop_by_s is not None and (problem or agent is None):
                 log.info("%s: stopped", record.name)
+                table.drop(record)
+            elif problem:
+                log.warning("%s: lost: %s", record.name, problem)
+                self._avoided[record.agent] = time.monotonic() + AVOID_S
                 table.drop(record)
         return table, view
 
-    async def _start(self, table: NodeTable, record: RayNodeRecord, pool: PoolSpec, view: _View) -> None:
+    async def _start(self, table: RayNodeTable, record: RayNodeRecord, pool: PoolSpec, view: _View) -> None:
         directory = Path(self._options.node_directory) / table.namespace / record.name
         command = await self._commands.command_for(
             NodeRequest(name=record.name, pool=pool, directory=directory / "state")
@@ -191,6 +201,8 @@ class RayEngine:
                 "env": dict(command.env),
             },
         )
+        record.started = True
+        table.write()
         log.info("%s: started, Ray node %s", record.name, record.ray_node)
 
     async def _request(self, pool: PoolSpec, count: int) -> None:
@@ -209,6 +221,10 @@ class RayEngine:
             await self._driver.call(request, agent=record.agent, **values)
         except ClusterEngineError as error:
             log.warning("%s: %s: %s", record.name, request, error)
+
+    def _may_place(self, record: RayNodeRecord) -> bool:
+        """Return True unless an actor has just vanished at this place."""
+        return self._avoided.get(record.agent, 0.0) < time.monotonic()
 
     def _is_usable(self, pool: PoolSpec, resources: Mapping[str, float]) -> bool:
         """Return True if nodes of the pool may be placed on a Ray node with these resources."""
