@@ -12,7 +12,7 @@ from arl_engines.engine import ClusterEngineError
 
 __all__ = ["DriverProcess", "ray_environment"]
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 30.0
 CALL_TIMEOUT_S = 15.0
 MAX_ANSWER_BYTES = 64 << 20
 """Limit of an answer. The state of 500 nodes has about 200 KiB."""
@@ -87,8 +87,10 @@ class DriverProcess:
             await self._ask(None, START_TIMEOUT_S)
         except ClusterEngineError as error:
             await self.close()
-            hint = ". Give the cluster's Python with --ray-python" if "No module named 'ray'" in str(error) else ""
-            raise ClusterEngineError(f"no connection to the Ray cluster: {error}{hint}") from None
+            hint = "Check --address and the token of the cluster (--ray-token)"
+            if "No module named 'ray'" in str(error):
+                hint = "Give the cluster's Python with --ray-python"
+            raise ClusterEngineError(f"no connection to the Ray cluster: {error}. {hint}") from None
 
     async def _ask(self, request: Mapping[str, Any] | None, timeout_s: float) -> Any:
         """Send a request, if one is given, and return the result of the next answer."""
@@ -104,7 +106,9 @@ class DriverProcess:
                 line = await process.stdout.readline()
         except (TimeoutError, OSError, ValueError) as error:
             await self.close()
-            raise ClusterEngineError(f"Ray does not answer: {error or f'no answer within {timeout_s:g} s'}") from None
+            raise ClusterEngineError(
+                f"Ray does not answer: {str(error) or f'no answer within {timeout_s:g} s'}"
+            ) from None
         except BaseException:
             await self.close()  # its answer would be taken for that of the next request
             raise

@@ -1,5 +1,6 @@
 """The Ray engine with a Ray cluster in memory."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,17 @@ async def test_python_without_ray_is_an_error_that_names_the_option(tmp_path: Pa
         driver = DriverProcess(python, address="auto", namespace="n", env={}, log=tmp_path / "log")
         with pytest.raises(ClusterEngineError, match="--ray-python"):
             await driver.call("status")
+
+
+async def test_cluster_that_does_not_answer_is_an_error_that_names_the_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("arl_engines.ray.driver_process.START_TIMEOUT_S", 0.1)
+    (python := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o700)
+    driver = DriverProcess(str(python), address="auto", namespace="n", env=os.environ, log=tmp_path / "log")
+    with pytest.raises(ClusterEngineError, match=r"no answer within 0\.1 s\. Check --address and the token"):
+        await driver.call("status")
 
 
 def test_token_of_the_cluster_sets_the_mode_too() -> None:
