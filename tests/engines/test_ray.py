@@ -50,6 +50,17 @@ async def test_killed_actor_restarts_its_node_under_its_name(
     await pool.run_on_each({name})
 
 
+async def test_token_is_not_in_the_logs_of_ray(start_pool: StartPool, ray_engine: RayEngineFixture) -> None:
+    pool = await start_pool("quiet", "min=1,max=1,cores=1")
+    await pool.until_ready(1)
+    (pid,) = pool.engine.process_ids("quiet").values()
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    (token,) = [each.partition(b"=")[2] for each in variables if each.startswith(b"TANGRAM_JOIN_TOKEN=")]
+    logs = [path for path in (ray_engine.cluster.directory / "ray").rglob("logs/**/*") if path.is_file()]
+    assert logs
+    assert not [path for path in logs if token in path.read_bytes()]
+
+
 async def test_killed_ray_node_is_replaced_on_another(
     start_pool: StartPool, ray_engine: RayEngineFixture, machine: Machine
 ) -> None:
