@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Named so because pickling by value, which TRL's data sets do, spares what lies in a directory of that name.
 TORCH := $(CURDIR)/.torch/site-packages
+RAY := $(CURDIR)/.ray
 # Half of it waits for processes to start; a file's tests share a system, so they stay together. In the order of their
 # names, as files with few tests, which would come last, are those that take long.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
@@ -54,7 +55,14 @@ test-all: test
 	$(BIN)/python -m pytest -m slow tests/chaos --durations=25 --durations-min=10  # alone: of each, much is under way
 	$(MAKE) test-engines test-torch test-helm
 
+# An environment of its own, because the pins of Ray are not ours.
+$(RAY)/.ready: Makefile
+	$(PYTHON) -m venv $(RAY)
+	@$(PROGRESS) $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[default]==2.60.0'
+	@touch $@
+
 test-engines: $(VENV)/.ready
+	@$(MAKE) --no-print-directory $(RAY)/.ready || { rm -rf $(RAY); echo "Ray cannot be installed; its tests are skipped"; }
 	$(BIN)/python -m pytest -rs tests/engines --durations=10
 
 # Not part of test-all: it needs root, Podman, debootstrap and the package index, and leaves images of 1.5 GB.
@@ -105,5 +113,5 @@ dist: $(VENV)/.ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./services
 
 clean:
-	rm -rf $(VENV) dist site $(dir $(TORCH)) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist site $(dir $(TORCH)) $(RAY) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

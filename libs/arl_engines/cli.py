@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -54,10 +55,79 @@ def local(directory: DirOption, pool: PoolOption, stop_nodes: StopOption = False
     from arl_engines.node_join import JoinedNodeCommands
 
     pools = _parse_pools(pool)
-    if not (directory / "api_key").exists():
-        fail(f"no system was started in {directory}. Start one: tangram up", EXIT_NOT_RUNNING)
+    _check_directory(directory)
     commands = JoinedNodeCommands(directory)
     _run_controller(directory, LocalEngine(directory / "pools", commands), pools, stop_nodes=stop_nodes)
+
+
+@group.command()
+def ray(
+    directory: DirOption,
+    pool: PoolOption,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_ADDRESS", help="Address of the Ray cluster: HOST:PORT of its head.")
+    ] = "auto",
+    ray_python: Annotated[
+        str, typer.Option(help="Interpreter on this machine with the cluster's versions of Python and Ray.")
+    ] = "python3",
+    ray_token: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="File with the token of the cluster. Else RAY_AUTH_TOKEN_PATH is used."),
+    ] = None,
+    node_python: Annotated[
+        str, typer.Option(help="Interpreter on the Ray nodes that has the packages of this command.")
+    ] = sys.executable,
+    node_dir: Annotated[
+        str, typer.Option(help="Directory on the Ray nodes for the state of nodes.")
+    ] = "~/.local/state/tangram-nodes",
+    resource: Annotated[
+        str | None,
+        typer.Option(help="Use only Ray nodes with this custom resource, and reserve 0.01 of it. Else all Ray nodes."),
+    ] = None,
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="Request Ray nodes with --resource from Ray's autoscaler (v2).")
+    ] = False,
+    stop_nodes: StopOption = False,
+) -> None:
+    """Run nodes on the nodes of a Ray cluster, at most one of a pool on each. Runs in the foreground.
+
+    Ctrl-C stops the controller and leaves the nodes. The next start finds them again.
+    """
+    from arl_engines.node_join import JoinedNodeCommands
+    from arl_engines.node_names import locked_directory
+    from arl_engines.ray.driver_process import DriverProcess, ray_environment
+    from arl_engines.ray.node_table import RayNodeTable
+    from arl_engines.ray.ray_engine import RayEngine, RayOptions
+
+    pools = _parse_pools(pool)
+    if autoscale and resource is None:
+        fail("--autoscale needs --resource: the custom resource of the Ray nodes to request", EXIT_USAGE)
+    if not node_dir.startswith(("/", "~")):
+        fail(f"--node-dir {node_dir!r}: must begin with / or ~", EXIT_USAGE)
+    _check_directory(directory)
+
+    async def namespace() -> str:
+        """Return the namespace of the actors of this system."""
+        async with locked_directory(directory / "pools" / "ray"):
+            return RayNodeTable(directory / "pools" / "ray" / "nodes.json").namespace
+
+    driver = DriverProcess(
+        ray_python,
+        address=address,
+        namespace=asyncio.run(namespace()),
+        env=ray_environment(os.environ, ray_token),
+        log=directory / "pools" / "ray" / "driver.log",
+    )
+    own = {name: value for name, value in os.environ.items() if name.startswith("TANGRAM_")}
+    options = RayOptions(node_python=node_python, node_directory=node_dir, resource=resource, autoscale=autoscale)
+    commands = JoinedNodeCommands(directory, own, python=node_python)
+    engine = RayEngine(directory / "pools", commands, driver, options)
+    _run_controller(directory, engine, pools, stop_nodes=stop_nodes)
+
+
+def _check_directory(directory: Path) -> None:
+    if not (directory / "api_key").exists():
+        fail(f"no system was started in {directory}. Start one: tangram up", EXIT_NOT_RUNNING)
 
 
 def _parse_pools(options: Sequence[str]) -> list[PoolSpec]:

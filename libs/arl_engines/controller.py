@@ -45,6 +45,8 @@ class _ControlledPool:
     published_at: float = float("-inf")
     owner: str = ""
     """Other controller that owns the pool, for the log."""
+    shortfall: str = ""
+    """What keeps the engine from starting enough nodes."""
 
     def mark_lost(self) -> None:
         """Forget everything: another controller may have decided meanwhile."""
@@ -192,7 +194,7 @@ class PoolController:
             ready=sum(node.is_held and node.alive and not node.cordoned for node in members),
             draining=sorted(state.draining),
             decision=kind,
-            reason=reason[:500],
+            reason="; ".join(filter(None, (pool.shortfall, reason)))[:500],
         )
         is_same = pool.published is not None and _visible(wish) == _visible(pool.published)
         if is_same and now - pool.published_at < PUBLISH_EVERY_S:
@@ -216,7 +218,10 @@ class PoolController:
                 await self._client.change_node(name, cordoned=True, drain_deadline_s=pool.spec.drain_s)
         for name in decision.release:
             await self._engine.release(name, RELEASE_DEADLINE_S)
-        await self._engine.ensure(pool.spec, decision.start)
+        shortfall = await self._engine.ensure(pool.spec, decision.start)
+        if shortfall and shortfall != pool.shortfall:
+            log.warning("pool %s: %s", pool.spec.name, shortfall)
+        pool.shortfall = shortfall
         await self._remove(decision.remove)
 
     async def _remove(self, lost: Iterable[str]) -> None:

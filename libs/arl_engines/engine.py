@@ -103,10 +103,11 @@ class ClusterEngine(Protocol):
     name: str
     capabilities: EngineCapabilities
 
-    async def ensure(self, pool: PoolSpec, count: int) -> None:
+    async def ensure(self, pool: PoolSpec, count: int) -> str:
         """Start nodes until the pool has `count` nodes that are not stopping, and restart those that ended.
 
-        The number is absolute. Surplus nodes stay: only `release` stops a node. Raises `ClusterEngineError`.
+        The number is absolute. Surplus nodes stay: only `release` stops a node. Return what keeps the pool below
+        `count`, for the pool's status; empty if nothing does. Raises `ClusterEngineError`.
         """
         ...
 

@@ -30,15 +30,24 @@ OWN_VARIABLES = frozenset(
 class JoinedNodeCommands:
     """Commands of nodes that join once and then start with their own credentials."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
-        """Create tokens of the system whose state directory is `directory`."""
+    def __init__(
+        self, directory: Path, environment: Mapping[str, str] | None = None, *, python: str = sys.executable
+    ) -> None:
+        """Create tokens of the system whose state directory is `directory`.
+
+        Args:
+            directory: State directory of the system.
+            environment: Variables of the nodes. None: those of this process.
+            python: Interpreter, on the machine of a node, of an environment with the server packages.
+        """
         self._state = StateDir(directory)
+        self._python = python
         self._environment = dict(os.environ if environment is None else environment)
 
     async def command_for(self, request: NodeRequest) -> NodeCommand:
         """Return the command of a node. It has a token unless the node joined earlier. Raises `ClusterEngineError`."""
         pool = request.pool
-        argv = [sys.executable, "-P", "-m", "arl_local.join", "--dir", str(request.directory)]
+        argv = [self._python, "-P", "-m", "arl_local.join", "--dir", str(request.directory)]
         env = {name: value for name, value in self._environment.items() if name not in OWN_VARIABLES}
         if JoinedNode.load(request.directory) is None:
             url, env[TOKEN_VARIABLE] = await self._new_token(request)

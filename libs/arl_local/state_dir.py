@@ -150,6 +150,11 @@ class StateDir:
                 f"nodes of pools still run here: {', '.join(node.path.parent.name for node in running)}. Stop the"
                 f" controller, and then each node: tangram node down --dir {running[0].path}"
             )
+        if on_ray := self._ray_nodes():
+            raise OSError(
+                f"nodes of pools still run on a Ray cluster: {', '.join(on_ray)}. Stop them first: tangram engine ray"
+                " --stop-nodes with their pools, then Ctrl-C"
+            )
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         if below := [mount for mount in mounts if Path(mount).is_relative_to(self.path.resolve())]:
             raise OSError(f"still mounted: {', '.join(below)}; unmount first")
@@ -168,6 +173,13 @@ class StateDir:
     def _pool_nodes(self) -> list["StateDir"]:
         """Return the state directories of nodes that the local engine runs here."""
         return [StateDir(path) for path in sorted(self.path.glob("pools/*/state"))]
+
+    def _ray_nodes(self) -> list[str]:
+        """Return the nodes that the Ray engine runs."""
+        try:
+            return [str(node["name"]) for node in json.loads((self.path / "pools/ray/nodes.json").read_text())["nodes"]]
+        except (OSError, ValueError):
+            return []
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:

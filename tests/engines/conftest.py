@@ -6,8 +6,9 @@ import pytest
 import pytest_asyncio
 
 from arl_tangram import AsyncTangram
-from support.engines import ENGINES, PoolRun
+from support.engines import ENGINES, EngineFixture, LocalEngineFixture, PoolRun, RayEngineFixture
 from support.machine import Machine, a_machine
+from support.ray_cluster import RAY_PYTHON, a_ray_cluster
 
 StartPool = Callable[..., Awaitable[PoolRun]]
 
@@ -29,15 +30,30 @@ async def client(machine: Machine) -> AsyncIterator[AsyncTangram]:
         yield client
 
 
-@pytest_asyncio.fixture(loop_scope="session", params=sorted(ENGINES))
-async def start_pool(
-    request: pytest.FixtureRequest, machine: Machine, client: AsyncTangram
-) -> AsyncIterator[StartPool]:
+@pytest.fixture(scope="session")
+def ray_engine(machine: Machine) -> Iterator[RayEngineFixture]:
+    """Run a Ray cluster of a head and three Ray nodes."""
+    if not RAY_PYTHON.exists():
+        pytest.skip("Ray is not installed; `make test-engines` installs it into .ray")
+    with a_ray_cluster(3) as cluster:
+        yield RayEngineFixture(machine, cluster)
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def engine(request: pytest.FixtureRequest, machine: Machine) -> EngineFixture:
+    if request.param == "ray":
+        found: EngineFixture = request.getfixturevalue("ray_engine")
+        return found
+    return LocalEngineFixture(machine)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def start_pool(engine: EngineFixture, machine: Machine, client: AsyncTangram) -> AsyncIterator[StartPool]:
     """Start pools with one controller each. At the end, their controllers and nodes are stopped."""
     pools: list[PoolRun] = []
 
     async def start(name: str, options: str) -> PoolRun:
-        pool = PoolRun(machine, ENGINES[request.param](machine), client, name, options)
+        pool = PoolRun(machine, engine, client, name, options)
         pools.append(pool)
         pool.start_controller()
         return pool

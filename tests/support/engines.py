@@ -14,8 +14,9 @@ from typing import Protocol, Unpack
 from arl_tangram import Action, AsyncTangram, ExecOptions, NodeInfo, PoolInfo
 from support.conditions import eventually, is_running
 from support.machine import Machine
+from support.ray_cluster import RAY_PYTHON, RESOURCE, RayCluster
 
-__all__ = ["ENGINES", "EngineFixture", "PoolRun"]
+__all__ = ["ENGINES", "EngineFixture", "LocalEngineFixture", "PoolRun", "RayEngineFixture"]
 
 JOIN_S = 90.0
 POLL_S = 0.1
@@ -24,7 +25,7 @@ DRIVER = "simulated"
 
 
 class EngineFixture(Protocol):
-    """What the suite needs to know about an engine. A further engine adds a class and an entry of `ENGINES`."""
+    """What the suite needs to know about an engine. A further engine adds a class and a name in `ENGINES`."""
 
     def command(self) -> tuple[str, ...]:
         """Return the words of `tangram` that run a controller of this engine."""
@@ -68,7 +69,40 @@ class LocalEngineFixture:
         os.kill(self.process_ids(node.rpartition("-")[0])[node], signal.SIGKILL)  # its children die with it
 
 
-ENGINES = {"local": LocalEngineFixture}
+@dataclass(frozen=True)
+class RayEngineFixture:
+    """Nodes on a Ray cluster of this machine."""
+
+    machine: Machine
+    cluster: RayCluster
+
+    def command(self) -> tuple[str, ...]:
+        connection = ("--address", self.cluster.address, "--ray-token", str(self.cluster.token))
+        nodes = ("--node-dir", str(self.cluster.directory / "nodes"), "--resource", RESOURCE)
+        return ("engine", "ray", "--ray-python", str(RAY_PYTHON), *connection, *nodes)
+
+    def process_ids(self, pool: str) -> dict[str, int]:
+        found = {}
+        for file in (self.cluster.directory / "nodes").glob(f"*/{pool}-*/state/lock"):
+            owner = file.read_text()
+            if owner and is_running(int(owner)):
+                found[file.parents[1].name] = int(owner)
+        return found
+
+    def kill_manager(self, node: str) -> None:
+        (file,) = (self.cluster.directory / "nodes").glob(f"*/{node}/state/processes.json")
+        os.kill(json.loads(file.read_text())["processes"]["cpu"]["pid"], signal.SIGKILL)
+
+    def lose_node(self, node: str) -> None:
+        os.kill(self.process_ids(node.rpartition("-")[0])[node], signal.SIGKILL)  # its children die with it
+
+    def ray_node_of(self, node: str) -> str:
+        """Return Ray's id of the node's Ray node."""
+        table = json.loads((self.machine.directory / "pools" / "ray" / "nodes.json").read_text())
+        return next(str(each["ray_node"]) for each in table["nodes"] if each["name"] == node)
+
+
+ENGINES = ("local", "ray")
 
 
 @dataclass

@@ -4,17 +4,13 @@ The processes outlive the controller. All state is in files, so every controller
 nodes. A lock file ensures that one controller at a time starts or stops nodes.
 """
 
-import asyncio
-import fcntl
-import json
 import logging
 import os
-import re
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from arl_engines.engine import (
@@ -28,8 +24,8 @@ from arl_engines.engine import (
     PoolSpec,
 )
 from arl_engines.local.node_record import NodeRecord, boot_time_s, process_writer
+from arl_engines.node_names import locked_directory, new_node_name
 from arl_local.state_dir import StateDir
-from arl_store.files import replace_file
 
 __all__ = ["LocalEngine"]
 
@@ -38,8 +34,6 @@ STABLE_AFTER_S = 30.0
 FIRST_DELAY_S, MAX_DELAY_S = 0.5, 30.0
 """Seconds before a restart: after the first exit, and at most."""
 MAX_OUTPUT_BYTES = 1 << 20
-LOCK_ATTEMPTS, LOCK_PAUSE_S = 40, 0.05
-"""Attempts to lock the directory, and seconds between them."""
 
 log = logging.getLogger(__name__)
 
@@ -66,24 +60,25 @@ class LocalEngine:
             gpu=True,
         )
 
-    async def ensure(self, pool: PoolSpec, count: int) -> None:
+    async def ensure(self, pool: PoolSpec, count: int) -> str:
         """Restart ended nodes, and start nodes until there are `count`. Raises `ClusterEngineError`."""
-        async with self._locked():
+        async with locked_directory(self._directory):
             records = [record for record in self._sweep() if record.pool == pool.name and record.stop_by_s is None]
             for record in records:
                 if record.live_pid() is None:
                     await self._restart(record, pool)
             for _ in range(count - len(records)):
                 await self._start(self._new_record(pool), pool)
+        return ""
 
     async def nodes(self) -> Sequence[EngineNode]:
         """Return the nodes by name. Released nodes that ended disappear, with their directory."""
-        async with self._locked():
+        async with locked_directory(self._directory):
             return [_to_engine_node(record) for record in self._sweep()]
 
     async def release(self, node: str, deadline_s: float) -> None:
         """Send SIGTERM to a node. It is killed if it has not ended after `deadline_s` seconds."""
-        async with self._locked():
+        async with locked_directory(self._directory):
             record = NodeRecord.read(self._directory / node)
             if record is None or record.stop_by_s is not None:
                 return
@@ -127,24 +122,12 @@ class LocalEngine:
         return True
 
     def _new_record(self, pool: PoolSpec) -> NodeRecord:
-        """Return the record of a node with a new name. Names are never used twice, so a lost node keeps its name."""
-        path = self._directory / "names.json"
-        try:
-            last = dict(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            last = {}
-        last[pool.name] = number = max(int(last.get(pool.name, 0)), self._highest_number(pool)) + 1
-        replace_file(path, json.dumps(last) + "\n")
-        name = f"{pool.name}-{number}"
+        """Return the record of a node with a new name."""
+        name = new_node_name(self._directory, pool.name)
         record = NodeRecord(directory=self._directory / name, name=name, pool=pool.name)
         record.directory.mkdir(mode=0o700)
         record.write()
         return record
-
-    def _highest_number(self, pool: PoolSpec) -> int:
-        named = re.compile(re.escape(pool.name) + r"-(\d+)")
-        found = (named.fullmatch(path.name) for path in self._directory.iterdir())
-        return max((int(each[1]) for each in found if each is not None), default=0)
 
     async def _restart(self, record: NodeRecord, pool: PoolSpec) -> None:
         """Start a node that ended, after a delay that grows while it keeps ending soon."""
@@ -172,24 +155,6 @@ class LocalEngine:
             raise ClusterEngineError(f"{record.name} cannot be started: {error}") from None
         self._children.add(pid)
         log.info("%s: started, pid %d", record.name, pid)
-
-    @asynccontextmanager
-    async def _locked(self) -> AsyncIterator[None]:
-        """Hold the lock of the directory. Raises `ClusterEngineError` if another controller holds it for seconds."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            for _ in range(LOCK_ATTEMPTS):
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(LOCK_PAUSE_S)
-            else:
-                raise ClusterEngineError(f"another controller changes the nodes in {self._directory}; trying again")
-            yield
-        finally:
-            os.close(lock)
 
 
 def _spawn(record: NodeRecord, command: NodeCommand) -> int:

@@ -82,12 +82,14 @@ class MemoryEngine:
     def __init__(self, system: MemorySystem) -> None:
         self._system = system
         self.names: list[str] = []
+        self.room = 500
 
-    async def ensure(self, pool: PoolSpec, count: int) -> None:
-        while len(self.names) < count:
+    async def ensure(self, pool: PoolSpec, count: int) -> str:
+        while len(self.names) < min(count, self.room):
             self.names.append(f"{pool.name}-{len(self._system.calls)}{len(self.names)}")
             self._system.calls.append(("start", self.names[-1]))
             self._system.register(self.names[-1])
+        return "the cluster is full" if self.room < count else ""
 
     async def nodes(self) -> Sequence[EngineNode]:
         running = EngineNodeState.RUNNING
@@ -135,6 +137,20 @@ async def test_decision_is_published_before_it_is_applied() -> None:
     drain = next(call for call in calls if call[0] == "drain")
     publication = next(call for call in calls if call[0] == "publish" and drain[1] in call)
     assert calls.index(publication) < calls.index(drain)
+
+
+async def test_shortfall_of_the_engine_is_in_the_status_until_it_ends() -> None:
+    trial = Trial()
+    trial.engine.room = 0
+    await trial.calls_of(2)
+    trial.system.busy = 2  # a changed number is published at once
+    await trial.calls_of()
+    assert trial.system.rows["p"].reason.startswith("the cluster is full; ")
+    trial.engine.room = 4
+    await trial.calls_of(1)
+    trial.system.busy = 3
+    await trial.calls_of(2)
+    assert "the cluster is full" not in trial.system.rows["p"].reason
 
 
 async def test_pool_of_another_controller_is_left_alone() -> None:
