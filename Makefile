@@ -14,13 +14,14 @@ PROGRESS = ( seconds=0; while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/nu
 	seconds=$$((seconds + 10)); echo "  installing, $$seconds s"; done ) & progress=$$!; trap 'kill $$progress' EXIT;
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-engines test-image test-torch test-helm lint docs docs-serve openapi dist clean
+.PHONY: help install demo test test-all test-slow test-engines test-image test-torch test-helm lint docs docs-serve openapi dist clean
 
 help:
 	@echo "make install   install everything into .venv; the other targets begin with it"
 	@echo "make demo      three programs, 16 agents, a comparison with static pods; about 4 minutes"
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
 	@echo "make test-all  the gate and the slow tests: kills, other users, torch, short benchmarks"
+	@echo "make test-slow TESTS=... some of the slow tests"
 	@echo "make test-engines the conformance suite of the engines; part of test-all"
 	@echo "make test-image build the container image and run the services of docker/compose.yaml and the chart from it, as root"
 	@echo "make test-helm lint, render and check the Helm chart; installs Helm and the schemas of Kubernetes, 350 MB"
@@ -60,6 +61,10 @@ $(RAY)/.ready: Makefile
 	$(PYTHON) -m venv $(RAY)
 	@$(PROGRESS) $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[default]==2.60.0'
 	@touch $@
+
+# Some of the slow tests: make test-slow TESTS="tests/chaos tests/process/test_join.py"
+test-slow: $(VENV)/.ready
+	$(BIN)/python -m pytest -m slow -rs $(TESTS) --durations=15
 
 test-engines: $(VENV)/.ready
 	@$(MAKE) --no-print-directory $(RAY)/.ready || { rm -rf $(RAY); echo "Ray cannot be installed; its tests are skipped"; }

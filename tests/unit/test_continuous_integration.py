@@ -44,10 +44,13 @@ def test_failed_installation_of_java_is_printed_and_fails(programs: Path, failin
 
 def test_successful_installation_of_java_is_followed_by_the_tests(programs: Path) -> None:
     write_program(programs / "apt-get", "exit 0")
-    assert (run_ci(programs).returncode, run_ci(programs).stdout) == (0, "make test lint docs test-all\n")
+    done = run_ci(programs)
+    assert done.returncode == 0
+    assert done.stdout.startswith("make test lint docs ")
 
 
 def test_machine_on_which_java_cannot_be_installed_says_that_a_test_is_skipped(programs: Path) -> None:
     done = run_ci(programs)
-    assert (done.returncode, done.stdout) == (0, "make test lint docs test-all\n")
+    assert done.returncode == 0
+    assert done.stdout.startswith("make test lint docs ")
     assert "the test of the Java client is skipped" in done.stderr
