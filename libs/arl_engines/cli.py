@@ -94,9 +94,7 @@ def ray(
     Ctrl-C stops the controller and leaves the nodes. The next start finds them again.
     """
     from arl_engines.node_join import JoinedNodeCommands
-    from arl_engines.node_names import locked_directory
     from arl_engines.ray.driver_process import DriverProcess, ray_environment
-    from arl_engines.ray.node_table import RayNodeTable
     from arl_engines.ray.ray_engine import RayEngine, RayOptions
 
     pools = _parse_pools(pool)
@@ -106,15 +104,10 @@ def ray(
         fail(f"--node-dir {node_dir!r}: must begin with / or ~", EXIT_USAGE)
     _check_directory(directory)
 
-    async def namespace() -> str:
-        """Return the namespace of the actors of this system."""
-        async with locked_directory(directory / "pools" / "ray"):
-            return RayNodeTable(directory / "pools" / "ray" / "nodes.json").namespace
-
     driver = DriverProcess(
         ray_python,
         address=address,
-        namespace=asyncio.run(namespace()),
+        namespace=asyncio.run(_ray_namespace(directory / "pools" / "ray")),
         env=ray_environment(os.environ, ray_token),
         log=directory / "pools" / "ray" / "driver.log",
     )
@@ -123,6 +116,15 @@ def ray(
     commands = JoinedNodeCommands(directory, own, python=node_python)
     engine = RayEngine(directory / "pools", commands, driver, options)
     _run_controller(directory, engine, pools, stop_nodes=stop_nodes)
+
+
+async def _ray_namespace(directory: Path) -> str:
+    """Return the namespace of the actors of this system."""
+    from arl_engines.node_names import locked_directory
+    from arl_engines.ray.node_table import RayNodeTable
+
+    async with locked_directory(directory):
+        return RayNodeTable(directory / "nodes.json").namespace
 
 
 def _check_directory(directory: Path) -> None:

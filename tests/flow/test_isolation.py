@@ -35,6 +35,7 @@ OF_THE_INSTALLATION = {
         "/endpoints/{endpoint}",
     ),
     *("/v1/admin/projects", "/v1/admin/projects/{name}", "/v1/admin/audit-log"),
+    *("/v1/admin/pools", "/v1/admin/pools/{name}", "/v1/admin/backlog"),
 }
 """Paths that belong to no project. Administrators of the first project may change these resources.
 

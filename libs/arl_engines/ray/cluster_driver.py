@@ -78,9 +78,13 @@ class NodeAgent:
             process = self._process
         if process is not None:
             process.terminate()
-            timer = threading.Timer(deadline_s, process.kill)
-            timer.daemon = True
-            timer.start()
+            threading.Thread(target=self._kill_after, args=(process, deadline_s), daemon=True).start()
+
+    def _kill_after(self, process: "subprocess.Popen[bytes]", deadline_s: float) -> None:
+        """Kill the process at the deadline, if its thread has not seen its end."""
+        self._thread.join(deadline_s)
+        if self._thread.is_alive():
+            process.kill()
 
     def logs(self, tail: int) -> str:
         """Return the last lines of the output."""
