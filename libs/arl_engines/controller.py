@@ -46,7 +46,7 @@ class _ControlledPool:
     owner: str = ""
     """Other controller that owns the pool, for the log."""
     shortfall: str = ""
-    """What keeps the engine from starting enough nodes."""
+    """Reason why the engine cannot start enough nodes."""
 
     def mark_lost(self) -> None:
         """Forget everything: another controller may have decided meanwhile."""
@@ -56,7 +56,7 @@ class _ControlledPool:
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """What the public API and the engine report at one time."""
+    """Reports of the public API and of the engine at one time."""
 
     registered: Sequence[NodeInfo]
     engine_nodes: Sequence[EngineNode]

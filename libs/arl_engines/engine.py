@@ -64,7 +64,7 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do."""
+    """Capabilities of an engine."""
 
     elastic: bool
     """The number of nodes can change while the engine runs."""

@@ -89,7 +89,7 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """What the controller does next."""
+    """Next steps of the controller."""
 
     kind: Literal["hold", "scale_up", "scale_down"]
     reason: str

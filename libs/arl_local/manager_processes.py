@@ -18,6 +18,7 @@ from arl_local.supervisor import ProcessSpec
 __all__ = [
     "LAUNCHER",
     "LAUNCHER_EXIT_NO_SANDBOX",
+    "NODE_COMMANDS",
     "READINESS_MAX_AGE_S",
     "STOP_ORDER",
     "ManagerProcesses",
@@ -41,7 +42,7 @@ def module_command(name: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", name)
 
 
-_COMMANDS: Mapping[str, tuple[str, ...]] = {
+NODE_COMMANDS: Mapping[str, tuple[str, ...]] = {
     LAUNCHER: module_command("arl_cpu.launcher"),
     **{kind: module_command(f"arl_{kind}") for kind in ("cpu", "gpu", "api")},
 }
@@ -56,7 +57,7 @@ class ManagerProcesses:
     driver: str
     scheduler_url: str
     cores: str | None = None
-    commands: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _COMMANDS)
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NODE_COMMANDS)
     delegation: tuple[str, ...] = ()
     """Words before the launcher's command that run it in a delegated cgroup."""
 

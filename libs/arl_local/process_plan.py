@@ -12,7 +12,7 @@ from arl_kit.telemetry.otel import service_environment
 from arl_local.credentials import NODE_KINDS, NodeIdentity, service_secrets
 from arl_local.env_routing import forwarded_variables
 from arl_local.manager_processes import (
-    LAUNCHER,
+    NODE_COMMANDS,
     READINESS_MAX_AGE_S,
     STOP_ORDER,
     ManagerProcesses,
@@ -40,8 +40,8 @@ DATABASE_RELAY = "database-relay"
 _STOP_ORDER = {**STOP_ORDER, "gateway": 0, "admission": 1, "scheduler": 2, DATABASE_RELAY: 5}
 _LOOPBACK = "127.0.0.1"
 DEFAULT_COMMANDS: Mapping[str, tuple[str, ...]] = {
-    LAUNCHER: module_command("arl_cpu.launcher"),
-    **{service: module_command(f"arl_{service}") for service in SERVICES},
+    **NODE_COMMANDS,
+    **{service: module_command(f"arl_{service}") for service in SERVICES if service not in NODE_KINDS},
     DATABASE_RELAY: module_command("arl_local.postgres.tls_relay"),
 }
 

@@ -61,7 +61,7 @@ class RolesNotPermitted(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class StoredToken:
-    """What Postgres keeps of a join token. It does not suffice to decrypt the credentials."""
+    """Stored part of a join token. It does not suffice to decrypt the credentials."""
 
     id: str
     proof_hash: bytes

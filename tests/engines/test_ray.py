@@ -1,4 +1,4 @@
-"""What only a Ray cluster can do to a pool: lose a Ray node, restart an actor, be too small."""
+"""Test events of a Ray cluster: a lost Ray node, a restarted actor, too few nodes."""
 
 import os
 import signal

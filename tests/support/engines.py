@@ -25,7 +25,7 @@ DRIVER = "simulated"
 
 
 class EngineFixture(Protocol):
-    """What the suite needs to know about an engine. A further engine adds a class and a name in `ENGINES`."""
+    """Properties of an engine that the suite needs. A further engine adds a class and a name in `ENGINES`."""
 
     def command(self) -> tuple[str, ...]:
         """Return the words of `tangram` that run a controller of this engine."""

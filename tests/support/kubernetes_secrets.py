@@ -21,7 +21,7 @@ TOKEN = "token-of-the-service-account"
 
 @dataclass
 class FakeSecrets:
-    """What is stored, and what the Role of the service account permits."""
+    """Stored Secrets, and the permissions of the Role of the service account."""
 
     account: Path
     port: int = 0

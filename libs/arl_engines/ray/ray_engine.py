@@ -64,7 +64,7 @@ class RayOptions:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What Ray reports: its live nodes by id, and the descriptions of agents by name."""
+    """Report of Ray: its live nodes by id, and the descriptions of agents by name."""
 
     ray_nodes: Mapping[str, Mapping[str, float]]
     """Resources by id of the Ray node."""

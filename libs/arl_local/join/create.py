@@ -34,7 +34,6 @@ DEFAULT_TTL_S = 3600.0
 MAX_TTL_S = 30 * 86_400.0
 _CREDENTIAL_BYTES = 8
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_POOL_CHARACTERS = 64
 
 
 class NotServing(RuntimeError):
@@ -119,7 +118,7 @@ def _checked_name(name: str) -> str:
 def _check(*, kind: str, pool: str, ttl_s: float) -> None:
     if kind not in NODE_KINDS:
         raise ValueError(f"--kind {kind}: must be one of {', '.join(NODE_KINDS)}")
-    if not _NAME.fullmatch(pool) or len(pool) > _POOL_CHARACTERS:
+    if not _NAME.fullmatch(pool):
         raise ValueError(f"--pool {pool}: must be 1 to 63 letters, digits, '-', '_' and '.'")
     if not 1 <= ttl_s <= MAX_TTL_S:
         raise ValueError("--ttl: must be from 1 s to 30 days")

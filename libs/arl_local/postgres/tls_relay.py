@@ -174,11 +174,14 @@ class DatabaseRelay:
             upstream = await asyncio.open_unix_connection(str(self._server), limit=_CHUNK_BYTES)
         except OSError:
             raise _Refused("57P03", "the Postgres of this system is starting or stopped") from None
-        upstream[1].write(startup)
-        if is_cancel or await _pass_login((reader, writer), upstream):
-            return upstream
-        await _close(upstream[1])
-        return None
+        is_accepted = False
+        try:
+            upstream[1].write(startup)
+            is_accepted = is_cancel or await _pass_login((reader, writer), upstream)
+        finally:
+            if not is_accepted:
+                upstream[1].transport.abort()  # a client that does not log in occupies no connection to Postgres
+        return upstream if is_accepted else None
 
     async def _relay(self, peer: IPAddress, client: _Streams, upstream: _Streams) -> None:
         self._connected[peer] += 1

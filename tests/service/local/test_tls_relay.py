@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import struct
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from pathlib import Path
@@ -126,6 +127,19 @@ async def test_failed_logins_hold_no_connection(relay: Relay, database: str) -> 
     owner = await asyncpg.connect(database)
     count = "select count(*) from pg_stat_activity where usename = $1"
     await eventually(lambda: _is_zero(owner, count, LOGIN.role(relay.database)))
+    await owner.close()
+
+
+async def test_client_that_leaves_during_its_login_holds_no_connection(relay: Relay, database: str) -> None:
+    context = ssl.create_default_context(cafile=str(relay.authority))
+    reader, writer = await asyncio.open_connection("127.0.0.1", relay.port, ssl=context)
+    words = b"\0".join((b"user", LOGIN.role(relay.database).encode(), b"database", relay.database.encode(), b"", b""))
+    writer.write(struct.pack("!II", len(words) + 8, 0x30000) + words)
+    assert (await reader.readexactly(1)) == b"R", "Postgres asks for the password"
+    writer.close()
+    owner = await asyncpg.connect(database)
+    count = "select count(*) from pg_stat_activity where datname = $1 and pid <> pg_backend_pid() and usename is null"
+    await eventually(lambda: _is_zero(owner, count, relay.database))
     await owner.close()
 
 

@@ -1,4 +1,4 @@
-"""What the pod of a node does beside its manager, with the credentials of this node only.
+"""Work of a node's pod beside its manager, with the credentials of this node only.
 
 `node.py prepare` copies the secrets of this node from those of all nodes of its kind, and reopens a node that was
 drained. `node.py drain` stops new work and waits until the node is empty.

@@ -91,13 +91,13 @@ class ApiServer:
 
 @dataclass(frozen=True, slots=True)
 class ChartConfig:
-    """What the chart says: the names of the Secrets and of the nodes."""
+    """Settings from the chart: the names of the Secrets and of the nodes."""
 
     prefix: str
     instance: str
     take_over: bool
     nodes: Mapping[str, Mapping[str, object]]
-    """By kind: `pool`, and `count`, the number of pods that the set may have."""
+    """Nodes by kind: `pool`, and `count`, the number of pods that the set may have."""
 
     def identities(self) -> list[NodeIdentity]:
         """Return the nodes. Their names are those that a StatefulSet gives its pods."""
