@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from arl_bench.cli import bench_demo, bench_rewards
+from arl_bench.cli import bench_demo, bench_nodes, bench_rewards
 from arl_bench.cli.running_system import ensure_system_up
 from arl_bench.control_plane import scheduling_rounds as rounds_
 from arl_bench.control_plane.attacks import AttackBenchConfig, run_attacks
 from arl_bench.control_plane.overhead import OverheadBenchConfig, run_overhead
-from arl_bench.control_plane.scale import RAY_PACKAGE, SIMULATED_CORES, ScaleBenchConfig, run_scale
 from arl_bench.control_plane.soak import BATCH, CONCURRENT_BATCHES, RETENTION_SETTINGS, run_soak
 from arl_bench.control_plane.trace_export import run_trace_export
 from arl_bench.demo.attempts import THINK_SCALE
@@ -23,7 +22,6 @@ from arl_bench.harness.bench_system import NoSandbox
 from arl_bench.harness.report import print_report
 from arl_bench.paper import real_cores
 from arl_bench.paper.real_cores import PAPER_RESULTS, paper_result_lines
-from arl_bench.rewards.peer_servers import peers_directory
 from arl_bench.sandboxes import cpu_allocation as cpu_allocation_
 from arl_bench.sandboxes import density as density_
 from arl_bench.sandboxes import execution
@@ -44,6 +42,7 @@ group = typer.Typer(
 
 
 bench_rewards.register(group)
+bench_nodes.register(group)
 bench_demo.register(group)
 
 
@@ -321,26 +320,6 @@ def rounds(
         fail(str(error) or type(error).__name__)
     load = {**asdict(sizes), "policy": "spar_m"}
     print_report("rounds", as_json=as_json, load=load, figures=figures, samples=samples, repeats=sizes.repeats)
-
-
-@group.command()
-def scale(
-    as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats of all measurements.")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each measurement of throughput.")] = 8.0,
-    starts: Annotated[int, typer.Option(min=10, help="Single actions per repeat, for the latency.")] = 100,
-    with_ray: Annotated[
-        bool, typer.Option("--ray/--no-ray", help="Also measure Ray tasks, installed on demand.")
-    ] = True,
-) -> None:
-    """Measure the control plane with 1, 2, 4 and 8 simulated nodes and 3 real ones, beside Ray tasks."""
-    sizes = ScaleBenchConfig(repeats=repeats, seconds=seconds, starts=starts)
-    try:
-        figures, samples = run_scale(sizes, peers_directory() if with_ray else None, print_progress)
-    except (TangramError, RuntimeError) as error:
-        fail(str(error))
-    load = {**asdict(sizes), "simulated_cores_per_node": SIMULATED_CORES, "peers": [RAY_PACKAGE] if with_ray else []}
-    print_report("scale", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
