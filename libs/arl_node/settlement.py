@@ -188,10 +188,16 @@ class ReportSettler(Generic[ReportT]):
         return list(islice(waiting, MAX_SETTLE_BATCH))
 
     def _write(self, reports: Sequence[ReportT], epoch: UUID) -> str | None:
-        encoded = [
-            SpooledResult(fence=each.fence, epoch=epoch, body=self._codec.encode_report(each)) for each in reports
-        ]
-        return self._spool.write(encoded)
+        """Write the reports that can be encoded and fit. Return the reason if some could not be written, else None."""
+        encoded, problem = [], None
+        for each in reports:
+            try:
+                body = self._codec.encode_report(each)
+            except (TypeError, ValueError, OverflowError) as error:
+                problem = f"the result of action {each.fence.action_id} cannot be encoded: {error!r}"
+            else:
+                encoded.append(SpooledResult(fence=each.fence, epoch=epoch, body=body))
+        return self._spool.write(encoded) or problem
 
     def _keep_in_memory(self, fences: Sequence[Fence], problem: str) -> None:
         left = [fence for fence in fences if fence not in self._spool]

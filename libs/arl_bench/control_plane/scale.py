@@ -17,8 +17,9 @@ from typing import Any
 
 from arl_bench.control_plane.overhead import BenchRate, OverheadBenchConfig, measure_cost, run_noops
 from arl_bench.harness.bench_system import BenchSystem, bench_system
+from arl_bench.harness.database_queries import DatabaseWork, read_database_work
 from arl_bench.harness.joined_node import joined_node
-from arl_bench.harness.process_usage import tree_cpu_s
+from arl_bench.harness.process_usage import loopback_bytes, tree_cpu_s
 from arl_bench.rewards.peer_servers import install_packages
 from arl_core.domain.states import ActionOutcome
 from arl_tangram.async_client import AsyncTangram
@@ -44,6 +45,8 @@ class ScaleBenchConfig:
     """Seconds of each measurement of throughput."""
     starts: int = 100
     """Single actions per repeat, one after the other, for the latency."""
+    idle_s: float = 5.0
+    """Seconds without actions, for the cost of the nodes' heartbeats."""
     batch: int = 250
     batches: int = 4
 
@@ -51,6 +54,12 @@ class ScaleBenchConfig:
 @dataclass(slots=True)
 class _Measured:
     rates: list[BenchRate] = field(default_factory=list)
+    work: list[DatabaseWork] = field(default_factory=list)
+    """Work of Postgres during each measurement of throughput."""
+    network_bytes: list[int] = field(default_factory=list)
+    """Bytes over the loopback interface during each measurement; Postgres' private socket is not part of it."""
+    idle: list[tuple[DatabaseWork, float]] = field(default_factory=list)
+    """Work of Postgres, and CPU seconds of all processes, while idle."""
     start_ms: list[float] = field(default_factory=list)
 
 
@@ -75,7 +84,7 @@ def run_scale(
         if python is not None:
             report_progress(f"repeat {repeat + 1} of {config.repeats}: Ray tasks")
             ray.append(_ray_rate(python, config.seconds))
-    return _figures(measured, ray), _samples(measured, ray)
+    return _figures(measured, ray, config), _samples(measured, ray)
 
 
 def _measure_real_nodes(config: ScaleBenchConfig, into: _Measured) -> None:
@@ -92,15 +101,26 @@ async def _measure(
     async with system.client() as client:
         work = _run_noops if simulated else _run_programs
         await _check([await client.run(_true_action("warm"))])
-        before = sum(map(tree_cpu_s, nodes or ()))
+        before, database = sum(map(tree_cpu_s, nodes or ())), await read_database_work(system)
+        network = loopback_bytes()
         rate = await measure_cost(system, work(client, config))
+        into.network_bytes.append(loopback_bytes() - network)
+        into.work.append((await read_database_work(system)).since(database))
         rate.cpu_s["nodes"] = sum(map(tree_cpu_s, nodes or ())) - before
         into.rates.append(rate)
+        into.idle.append(await _measure_idle(system, config.idle_s))
         for number in range(config.starts):
             action = await client.run(_true_action(f"start-{number % 8}"))
             await _check([action])
             assert action.started_at is not None
             into.start_ms.append((action.started_at - action.created_at).total_seconds() * 1000)
+
+
+async def _measure_idle(system: BenchSystem, seconds: float) -> tuple[DatabaseWork, float]:
+    """Return the work of Postgres and the CPU seconds of all processes in a time without actions."""
+    cpu_s, database = sum(system.cpu_s().values()), await read_database_work(system)
+    await asyncio.sleep(seconds)
+    return (await read_database_work(system)).since(database), sum(system.cpu_s().values()) - cpu_s
 
 
 def _run_noops(client: AsyncTangram, config: ScaleBenchConfig) -> Awaitable[int]:
@@ -147,7 +167,7 @@ def _ray_rate(python: Path, seconds: float) -> float:
     return float(found["done"] / found["wall_s"])
 
 
-def _figures(measured: dict[str, _Measured], ray: list[float]) -> dict[str, float]:
+def _figures(measured: dict[str, _Measured], ray: list[float], config: ScaleBenchConfig) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, each in measured.items():
         starts = quantiles(each.start_ms, n=100)
@@ -156,6 +176,17 @@ def _figures(measured: dict[str, _Measured], ray: list[float]) -> dict[str, floa
         figures[f"submit_to_start_p99_ms_{name}"] = round(starts[98], 2)
         cpu = [rate.cpu_ms() - rate.cpu_ms("client") for rate in each.rates]
         figures[f"cpu_ms_per_action_{name}"] = round(median(cpu), 3)
+        pairs = list(zip(each.work, each.rates, strict=True))
+        for counter in ("wal_bytes", "transactions", "row_versions"):
+            value = median(work.per(rate.done)[counter] for work, rate in pairs)
+            figures[f"{counter}_per_action_{name}"] = value
+        network = [sent / rate.done for sent, rate in zip(each.network_bytes, each.rates, strict=True)]
+        figures[f"network_bytes_per_action_{name}"] = round(median(network))
+        figures[f"idle_transactions_per_s_{name}"] = median(
+            work.per(config.idle_s)["transactions"] for work, _ in each.idle
+        )
+        figures[f"idle_wal_bytes_per_s_{name}"] = median(work.per(config.idle_s)["wal_bytes"] for work, _ in each.idle)
+        figures[f"idle_cpu_ms_per_s_{name}"] = round(median(1000 * cpu_s / config.idle_s for _, cpu_s in each.idle), 2)
     if ray:
         figures["ray_subprocess_per_s"] = round(median(ray), 1)
     return figures
@@ -170,6 +201,9 @@ def _samples(measured: dict[str, _Measured], ray: list[float]) -> dict[str, Any]
                 {process: round(1000 * seconds / rate.done, 4) for process, seconds in rate.cpu_s.items()}
                 for rate in each.rates
             ],
+            "postgres": [work.per(rate.done) for work, rate in zip(each.work, each.rates, strict=True)],
+            "network_bytes": each.network_bytes,
+            "idle": [work.per(1.0) | {"cpu_s": round(cpu_s, 3)} for work, cpu_s in each.idle],
             "start_ms": [round(value, 3) for value in each.start_ms],
         }
         for name, each in measured.items()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 __all__ = [
     "descendants",
+    "loopback_bytes",
     "machine_cpu_s",
     "own_cpu_s",
     "pss_mib",
@@ -34,6 +35,12 @@ def machine_cpu_s() -> float:
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     ticks = dict(zip(names, map(int, Path("/proc/stat").read_text().split()[1:]), strict=False))
     return (sum(ticks.values()) - ticks["idle"] - ticks["iowait"]) * _TICK_S
+
+
+def loopback_bytes() -> int:
+    """Return the bytes that all processes of this machine have sent to each other over TCP and UDP since boot."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    return next(int(line.partition(":")[2].split()[0]) for line in lines if line.strip().startswith("lo:"))
 
 
 def tree_cpu_s(root: int) -> float:

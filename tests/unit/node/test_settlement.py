@@ -45,8 +45,13 @@ class Database:
         return frozenset(changed)
 
 
+UNENCODABLE = "unencodable"
+
+
 class ScoreCodec:
     def encode_report(self, report: ScoreReport) -> bytes:
+        if report.scores == UNENCODABLE:
+            raise ValueError("no encoding")
         return report.encode()
 
     def decode_report(self, data: bytes) -> ScoreReport:
@@ -71,8 +76,8 @@ class Node:
         )
         self.tasks: list[asyncio.Task[None]] = []
 
-    def end(self, *, size: int = 10) -> Fence:
-        report = ScoreReport(fence=Fence(uuid4(), 1), outcome="ok", scores="x" * size)
+    def end(self, *, size: int = 10, scores: str | None = None) -> Fence:
+        report = ScoreReport(fence=Fence(uuid4(), 1), outcome="ok", scores=scores or "x" * size)
         self.tasks.append(asyncio.create_task(self.settler.settle(report)))
         return report.fence
 
@@ -123,6 +128,19 @@ async def test_result_is_written_if_a_statement_gets_no_response(database: Datab
     await node.end_on_disk()
     await node.end_on_disk()
     database.hangs = False
+    await asyncio.wait(node.tasks)
+    assert (len(database.accepted), list(tmp_path.iterdir())) == (2, [])
+
+
+async def test_result_that_cannot_be_encoded_does_not_keep_others_off_the_disk(
+    database: Database, tmp_path: Path
+) -> None:
+    node = Node(database, tmp_path)
+    broken = node.end(scores=UNENCODABLE)
+    await eventually(lambda: node.settler.has_unspooled)
+    await node.end_on_disk()
+    assert broken not in node.spool
+    database.error = None
     await asyncio.wait(node.tasks)
     assert (len(database.accepted), list(tmp_path.iterdir())) == (2, [])
 
