@@ -25,6 +25,7 @@ __all__ = ["BenchRate", "OverheadBenchConfig", "measure_cost", "run_noops", "run
 
 Samples = dict[str, list[float]]
 TASK = "overhead"
+NOOP_CORES = 0.1
 TIMESTAMP_PROGRAM = "import time\nprint(time.monotonic_ns())"
 
 
@@ -118,9 +119,10 @@ async def _run_batches(client: AsyncTangram, config: OverheadBenchConfig) -> int
     return await _run_workers(client, actions, workers=2, seconds=config.seconds / 4)
 
 
-async def run_noops(client: AsyncTangram, config: OverheadBenchConfig) -> int:
-    """Run batches of no-ops for `config.seconds`. Return their number."""
-    return await _run_workers(client, [_noop_action()] * config.batch, workers=config.batches, seconds=config.seconds)
+async def run_noops(client: AsyncTangram, config: OverheadBenchConfig, *, cpu: float = NOOP_CORES) -> int:
+    """Run batches of no-ops of `cpu` cores each for `config.seconds`. Return their number."""
+    actions = [_noop_action(cpu)] * config.batch
+    return await _run_workers(client, actions, workers=config.batches, seconds=config.seconds)
 
 
 async def _run_workers(
@@ -189,8 +191,8 @@ def _true_action(trajectory: str) -> SubmitActionRequest:
     return exec_action(task=TASK, trajectory=trajectory, argv=["true"], memory_mib=64, cpu=0.1)
 
 
-def _noop_action() -> SubmitActionRequest:
-    return exec_action(task=TASK, argv=["true"], memory_mib=8, disk_mib=1, cpu=0.1)
+def _noop_action(cpu: float = NOOP_CORES) -> SubmitActionRequest:
+    return exec_action(task=TASK, argv=["true"], memory_mib=8, disk_mib=1, cpu=cpu)
 
 
 def _figures(rows: dict[str, list[Any]]) -> dict[str, float]:

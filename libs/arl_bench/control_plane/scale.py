@@ -125,7 +125,7 @@ async def _measure_idle(system: BenchSystem, seconds: float) -> tuple[DatabaseWo
 
 def _run_noops(client: AsyncTangram, config: ScaleBenchConfig) -> Awaitable[int]:
     sizes = OverheadBenchConfig(seconds=config.seconds, batch=config.batch, batches=config.batches)
-    return run_noops(client, sizes)
+    return run_noops(client, sizes, cpu=1.0)  # a whole core each, so that all nodes get some of the 1,000 in flight
 
 
 async def _run_programs(client: AsyncTangram, config: ScaleBenchConfig) -> int:
