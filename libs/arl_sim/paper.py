@@ -48,7 +48,8 @@ VALIDATION_SEEDS = (10, 11, 12)
 class ComparedPolicy(StrEnum):
     STATIC = "static"  # one pod of 4 cores per trajectory
     SHRUNK = "shrunk"  # pods small enough that all trajectories fit
-    OVERCOMMITTED = "overcommitted"  # pods of 4 cores, all admitted; the kernel shares the cores
+    OVERCOMMITTED = "overcommitted"  # pods of at most 4 cores, all admitted; the kernel shares the cores
+    UNLIMITED = "unlimited"  # pods with CPU requests and no CPU limit, all admitted; the kernel shares the cores
     FCFS = "fcfs"  # actions at their authors' demand, first come, first served
     REFERENCE = "reference"  # our reconstruction of the paper's policy
     SPAR = "spar"
@@ -56,7 +57,9 @@ class ComparedPolicy(StrEnum):
     SPAR_M_SHARED = "spar_m_shared"  # also shares resident services, on as many devices as static provisioning
 
 
-STATIC_POLICIES = frozenset({ComparedPolicy.STATIC, ComparedPolicy.SHRUNK, ComparedPolicy.OVERCOMMITTED})
+STATIC_POLICIES = frozenset(
+    {ComparedPolicy.STATIC, ComparedPolicy.SHRUNK, ComparedPolicy.OVERCOMMITTED, ComparedPolicy.UNLIMITED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ def create_compared_policy(contender: ComparedPolicy, hardware: PaperHardware) -
             return StaticPods(max(1, int(POD_CORES * hardware.cpu)) * CORE_MILLI)
         case ComparedPolicy.OVERCOMMITTED:
             return StaticPods(POD_CORES * CORE_MILLI, is_overcommitted=True)
+        case ComparedPolicy.UNLIMITED:
+            return StaticPods(POD_CORES * CORE_MILLI, is_unlimited=True)
         case ComparedPolicy.FCFS:
             return FirstComeFirstServed()
         case ComparedPolicy.REFERENCE:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from arl_core.policies.policy import SchedulingPolicy
-from arl_core.policies.registry import PolicyName, create_policy
+from arl_core.policies.registry import POD_POLICIES, PolicyName, create_policy
 from arl_sim.cluster import CORE_MILLI, DemandMode, SimActionClasses, SimCluster, split_into_nodes
 from arl_sim.duration_models import LearnedDurations
 from arl_sim.engine import SimOverheads, WorkloadSimulation
@@ -13,10 +13,9 @@ from arl_sim.workload import ResourceKind, SimWorkload
 from arl_sim.workloads.published import PublishedWorkload, published_workload
 from arl_sim.workloads.synthetic_step import synthetic_step
 
-__all__ = ["POD_POLICIES", "DoesNotFitError", "SimHardware", "demand_mode_for", "generate_workload", "simulate"]
+__all__ = ["DoesNotFitError", "SimHardware", "demand_mode_for", "generate_workload", "simulate"]
 
 DEFAULT_OVERHEADS = SimOverheads()
-POD_POLICIES = frozenset({PolicyName.STATIC, PolicyName.OVERCOMMITTED})
 
 
 class DoesNotFitError(ValueError):

@@ -3,7 +3,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from arl_core.policies.registry import PolicyName
+from arl_core.policies.registry import CORE_SHARING_POLICIES, PolicyName
 from arl_node.settings import ManagerSettings
 from arl_wire.validation import CustomResources
 
@@ -30,7 +30,8 @@ class CpuSettings(ManagerSettings):
         default=None, ge=1, le=4096, description="Number of cores to offer. Absent: all cores except the reserve"
     )
     policy: PolicyName = Field(
-        default=PolicyName.SPAR_M, description="Scheduling policy; under `overcommitted`, all actions share all cores"
+        default=PolicyName.SPAR_M,
+        description="Scheduling policy; under `overcommitted` and `unlimited`, all actions share all cores",
     )
     cpu_reserve: int | None = Field(
         default=None,
@@ -55,4 +56,4 @@ class CpuSettings(ManagerSettings):
     @property
     def shares_cores(self) -> bool:
         """True if cores are not counted: every action is admitted and the kernel divides the cores."""
-        return self.policy is PolicyName.OVERCOMMITTED
+        return self.policy in CORE_SHARING_POLICIES

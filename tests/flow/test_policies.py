@@ -42,8 +42,9 @@ async def test_static_pod_stays_allocated_between_actions_of_its_trajectory(data
 
 
 @pytest.mark.slow
-async def test_overcommitted_pods_run_concurrently(databases: Databases) -> None:
-    async with a_system(databases, "overcommitted", "2") as system, system.client() as api:
+@pytest.mark.parametrize("policy", ["overcommitted", "unlimited"])
+async def test_pods_that_share_cores_run_concurrently(databases: Databases, policy: str) -> None:
+    async with a_system(databases, policy, "2") as system, system.client() as api:
         body = {"task": TASK, "argv": ["sleep", "300"]}
         ids = [
             (await api.post("/v1/actions", json=body | {"trajectory": f"t{number}", "environment": HOME})).json()["id"]

@@ -160,7 +160,7 @@ def test_tracing_bench_compares_traced_and_untraced_noops() -> None:
 def test_paper_bench_sim_compares_static_provisioning_and_policies() -> None:
     document = bench("paper", "--mode", "sim", "--short", "--level", "1")
     figures = document["figures"]
-    contenders = ("static", "shrunk", "overcommitted", "fcfs", "reference", "spar", "spar_m")
+    contenders = ("static", "shrunk", "overcommitted", "unlimited", "fcfs", "reference", "spar", "spar_m")
     assert all(figures[f"sim_r1_{each}_{name}_s"] > 0 for each in contenders for name in ("act", "step", "p99"))
     assert figures["sim_r1_spar_m_act_s"] < figures["sim_r1_fcfs_act_s"] < figures["sim_r1_static_act_s"]
     assert figures["sim_saving_cores"] >= 0.75

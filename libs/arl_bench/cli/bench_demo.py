@@ -1,4 +1,4 @@
-"""`bench demo`: the demo's rollouts under five policies, or once on the running system."""
+"""`bench demo`: the demo's rollouts under six policies, or once on the running system."""
 
 import asyncio
 from pathlib import Path
@@ -23,10 +23,10 @@ from arl_bench.cli.demo_runs import (
 from arl_bench.cli.running_system import is_system_up
 from arl_bench.demo.attempts import THINK_SCALE, TrajectoryPlan, plan_trajectories
 from arl_bench.demo.policies import (
-    OVERCOMMITTED,
     POLICIES,
     STATIC,
     TANGRAM,
+    UNLIMITED,
     PolicyRun,
     policy_figures,
     policy_samples,
@@ -55,7 +55,7 @@ __all__ = ["register"]
 
 PER_PROBLEM = 2
 QUICK_PROBLEMS = 8
-QUICK_POLICIES = (TANGRAM, STATIC, OVERCOMMITTED)
+QUICK_POLICIES = (TANGRAM, STATIC, UNLIMITED)
 
 
 def register(group: typer.Typer) -> None:
@@ -82,7 +82,7 @@ def demo(
     unsafe_local: UnsafeLocalOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare five policies with the demo's rollouts: Tangram, FCFS and three kinds of pods.
+    """Compare six policies with the demo's rollouts: Tangram, FCFS and four kinds of pods.
 
     The same rollouts run under each policy, one after the other, on temporary systems with the same cores.
     The exit code is 1 if Tangram gave a wrong reward.
@@ -147,7 +147,7 @@ def _show_rollouts(rollouts: list[DemoRollout], wall_s: float, load: dict[str, A
 
 def _show_policies(runs: list[PolicyRun], load: dict[str, Any], picture: Path, *, as_json: bool) -> None:
     by_policy = {run.policy: run for run in runs}
-    ours, static = by_policy.get(TANGRAM), by_policy.get(STATIC)
+    ours, static, unlimited = (by_policy.get(name) for name in (TANGRAM, STATIC, UNLIMITED))
     rollouts = ours.rollouts if ours is not None else ()
     figures = demo_figures(rollouts, wall_s=ours.wall_s) if ours is not None else {}
     wrongs = wrong_rewards(rollouts)
@@ -166,7 +166,7 @@ def _show_policies(runs: list[PolicyRun], load: dict[str, Any], picture: Path, *
         if paths:
             stdout.print(f"Picture: {', '.join(str(path) for path in paths)}\n", markup=False)
         if ours is not None and static is not None:
-            stdout.print(comparison_claim(static, ours), style="bold", markup=False, soft_wrap=False)
+            stdout.print(comparison_claim(static, ours, unlimited), style="bold", markup=False, soft_wrap=False)
     exit_if_wrong(wrongs)
 
 

@@ -1,4 +1,4 @@
-"""`demo`: the same rollouts with one pod per rollout and under Tangram, on the cores of this machine."""
+"""`demo`: the same rollouts with one pod per rollout, with pods without limits, and under Tangram."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from arl_bench.cli.demo_runs import (
     usable_cores,
 )
 from arl_bench.demo.attempts import THINK_SCALE, plan_trajectories
-from arl_bench.demo.policies import STATIC, TANGRAM, PolicyRun, policy_figures, policy_samples
+from arl_bench.demo.policies import STATIC, TANGRAM, UNLIMITED, PolicyRun, policy_figures, policy_samples
 from arl_bench.demo.report import comparison_claim, demo_figures, print_comparison, wrong_rewards
 from arl_bench.harness.report import build_report
 from arl_tangram.cli.output import JsonOption, print_json, stdout
@@ -47,24 +47,25 @@ def demo(
     unsafe_local: UnsafeLocalOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare Tangram with one pod per rollout: same rollouts, same cores.
+    """Compare Tangram with pods: same rollouts, same cores.
 
     Each rollout writes, tests and submits code with thinking time in between. Only correct code deserves a reward.
-    Both policies run on temporary systems. The exit code is 1 if Tangram gave a wrong reward.
-    `tangram bench demo` compares five policies.
+    One baseline is a pod with reserved cores for each rollout. The other is pods without CPU limits, whose cores the
+    kernel shares. Each policy runs on a temporary system. The exit code is 1 if Tangram gave a wrong reward.
+    `tangram bench demo` compares six policies.
     """
     chosen = choose_problems(problems, unsafe_local=unsafe_local)
     chosen = chosen[: QUICK_PROBLEMS if quick else PROBLEMS]
     plans = plan_trajectories(chosen, trajectories=trajectories, seed=seed, sandboxed=not unsafe_local)
     cores = usable_cores(cores)
     with stop_on_signals():
-        runs = run_policies([STATIC, TANGRAM], plans, cores=cores, unsafe_local=unsafe_local)
+        runs = run_policies([STATIC, UNLIMITED, TANGRAM], plans, cores=cores, unsafe_local=unsafe_local)
     load = {"problems": len(chosen), "per_problem": trajectories, "seed": seed, "think_scale": THINK_SCALE}
     _show_results(runs, load | {"cores": cores}, picture, as_json=as_json)
 
 
 def _show_results(runs: list[PolicyRun], load: dict[str, Any], picture: Path, *, as_json: bool) -> None:
-    static, ours = runs
+    static, unlimited, ours = runs
     wrongs = wrong_rewards(ours.rollouts)
     paths = draw_picture(runs, picture)
     if as_json:
@@ -78,5 +79,5 @@ def _show_results(runs: list[PolicyRun], load: dict[str, Any], picture: Path, *,
             stdout.print(f"Picture: {', '.join(str(path) for path in paths)}", markup=False)
         stdout.print()
         style = "bold red" if wrongs else "bold green"
-        stdout.print(comparison_claim(static, ours), style=style, markup=False, soft_wrap=False)
+        stdout.print(comparison_claim(static, ours, unlimited), style=style, markup=False, soft_wrap=False)
     exit_if_wrong(wrongs)

@@ -30,6 +30,7 @@ class PolicyChoice(StrEnum):
     FCFS = "fcfs"
     STATIC = "static"
     OVERCOMMITTED = "overcommitted"
+    UNLIMITED = "unlimited"
 
 
 class WorkloadChoice(StrEnum):

@@ -20,6 +20,7 @@ __all__ = [
     "POLICIES",
     "STATIC",
     "TANGRAM",
+    "UNLIMITED",
     "PolicyRun",
     "pod_cores_of",
     "policy_figures",
@@ -28,14 +29,16 @@ __all__ = [
     "settings_of",
 ]
 
-TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED = "tangram", "fcfs", "static", "shrunk", "overcommitted"
-POLICIES = (TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED)
+TANGRAM, FCFS, STATIC, SHRUNK = "tangram", "fcfs", "static", "shrunk"
+OVERCOMMITTED, UNLIMITED = "overcommitted", "unlimited"
+POLICIES = (TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED, UNLIMITED)
 PLAIN_NAMES = {
     TANGRAM: "Tangram",
     FCFS: "first come, first served",
     STATIC: "one pod per rollout",
     SHRUNK: "small pods, all at once",
-    OVERCOMMITTED: "overcommitted pods",
+    OVERCOMMITTED: "overcommitted, limited",
+    UNLIMITED: "pods without limits",
 }
 """Names of the policies in tables and pictures."""
 MIN_POD_CPU_MILLI = 10
@@ -67,9 +70,9 @@ class PolicyRun:
     def reserved_core_s(self) -> float:
         """Return the reserved core-seconds: cores of granted actions, or cores of pods during their lifetime.
 
-        Overcommitted pods reserve nothing. For them it is the cores that running actions share, at most all cores.
+        Pods that share cores reserve nothing. For them it is the cores that running actions share, at most all cores.
         """
-        if self.policy == OVERCOMMITTED:
+        if self.policy in (OVERCOMMITTED, UNLIMITED):
             return _shared_core_s(self.actions, cores=self.cores)
         if self.pod_cores is not None:
             return self.pod_cores * sum(_lifetime_s(rollout) for rollout in self.rollouts)
@@ -138,7 +141,7 @@ def pod_cores_of(policy: str, *, cores: int, trajectories: int) -> float | None:
     """Return the cores of a pod. A sized pod fits its tests; shrunk pods all fit at the same time."""
     as_sized = min(TEST_CORES[1], float(cores))
     shrunk = max(MIN_POD_CPU_MILLI, 1000 * cores // trajectories) / 1000
-    return {STATIC: as_sized, OVERCOMMITTED: as_sized, SHRUNK: min(as_sized, shrunk)}.get(policy)
+    return {STATIC: as_sized, OVERCOMMITTED: as_sized, UNLIMITED: as_sized, SHRUNK: min(as_sized, shrunk)}.get(policy)
 
 
 def settings_of(policy: str, pod_cores: float | None) -> dict[str, str]:

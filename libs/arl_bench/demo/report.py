@@ -150,12 +150,14 @@ def print_policy_times(console: Console, runs: Sequence[PolicyRun]) -> None:
     console.print(table)
 
 
-def comparison_claim(static: PolicyRun, ours: PolicyRun) -> str:
-    """Return the result of a comparison with static pods as one sentence."""
+def comparison_claim(static: PolicyRun, ours: PolicyRun, unlimited: PolicyRun | None = None) -> str:
+    """Return the result of a comparison with static pods, and with pods without limits, as one sentence."""
     figures = demo_figures(ours.rollouts, wall_s=ours.wall_s)
+    free = f" (pods without limits: {unlimited.wall_s:.0f} s)" if unlimited is not None else ""
     hacks = f"{figures['hacks_tried']:g} kind{'' if figures['hacks_tried'] == 1 else 's'} of reward hack"
     return (
-        f"Same {len(ours.rollouts)} rollouts, same {ours.cores:g} cores: {static.wall_s:.0f} s → {ours.wall_s:.0f} s;"
+        f"Same {len(ours.rollouts)} rollouts, same {ours.cores:g} cores: {static.wall_s:.0f} s → {ours.wall_s:.0f} s"
+        f"{free};"
         f" cores held {static.reserved_core_s:.0f} → {ours.reserved_core_s:.0f} core-s;"
         f" {hacks}, {figures['hacks_rewarded']:g} paid"
     )

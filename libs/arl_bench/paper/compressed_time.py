@@ -24,11 +24,11 @@ from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import own_cpu_s
 from arl_bench.paper.simulated import level_name
 from arl_core.domain.states import ActionOutcome
-from arl_core.policies.registry import PolicyName
+from arl_core.policies.registry import POD_POLICIES, PolicyName
 from arl_sim.cluster import DemandMode
 from arl_sim.engine import RESIZE_S, SimOverheads
 from arl_sim.results import compute_statistics
-from arl_sim.sizing import POD_POLICIES, SimHardware, demand_mode_for, simulate
+from arl_sim.sizing import SimHardware, demand_mode_for, simulate
 from arl_sim.workload import ActionWork, SimTrajectory, SimWorkload, TrajectoryAction
 from arl_sim.workloads.synthetic_step import synthetic_step
 from arl_tangram.async_client import AsyncTangram

@@ -16,6 +16,7 @@ from arl_bench.demo.policies import (
     OVERCOMMITTED,
     STATIC,
     TANGRAM,
+    UNLIMITED,
     PolicyRun,
     policy_figures,
     policy_samples,
@@ -26,7 +27,13 @@ from arl_bench.harness.process_usage import machine_cpu_s
 
 __all__ = ["PAPER_RESULTS", "RealCoresBenchConfig", "comparison_table", "paper_result_lines", "run_real_cores"]
 
-CONTENDERS = {"static": STATIC, "overcommitted": OVERCOMMITTED, "fcfs": FCFS, "spar_m": TANGRAM}
+CONTENDERS = {
+    "static": STATIC,
+    "overcommitted": OVERCOMMITTED,
+    "unlimited": UNLIMITED,
+    "fcfs": FCFS,
+    "spar_m": TANGRAM,
+}
 REPORTED_FIGURES = {"act": "act_mean_s", "step": "step_s", "p99": "act_p99_s"}
 PER_PROBLEM = 2
 

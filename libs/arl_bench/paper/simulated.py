@@ -18,7 +18,7 @@ from arl_sim.study import BoundCase, Figures, HardwareSaving, SimCase, mean_figu
 __all__ = ["PaperBenchConfig", "comparison_table", "level_name", "run_simulated_paper"]
 
 OUR_POLICY = ComparedPolicy.SPAR_M
-SIMPLER_POLICIES = (ComparedPolicy.FCFS, ComparedPolicy.OVERCOMMITTED)
+SIMPLER_POLICIES = (ComparedPolicy.FCFS, ComparedPolicy.OVERCOMMITTED, ComparedPolicy.UNLIMITED)
 """Simpler policies. Their savings show which part is due to sharing in general and which part to the policy."""
 REPORTED_FIGURES = {"act": "act", "step": "step", "p99": "p99"}
 

@@ -7,7 +7,7 @@ from arl_core.policies.reference import ReferencePolicy
 from arl_core.policies.spar import SparPolicy
 from arl_core.policies.static_pods import StaticPods
 
-__all__ = ["PolicyName", "create_policy"]
+__all__ = ["CORE_SHARING_POLICIES", "POD_POLICIES", "PolicyName", "create_policy"]
 
 
 class PolicyName(StrEnum):
@@ -18,7 +18,14 @@ class PolicyName(StrEnum):
     REFERENCE = "reference"  # first come, first served with dynamic programming and eviction: our reconstruction
     FCFS = "fcfs"  # first come, first served by action
     STATIC = "static"  # one pod per trajectory; small pods are `static` with fewer cores
-    OVERCOMMITTED = "overcommitted"  # pods that are all admitted; the kernel shares the cores between them
+    OVERCOMMITTED = "overcommitted"  # pods with a CPU limit, all admitted; the kernel shares the cores between them
+    UNLIMITED = "unlimited"  # pods with CPU requests and no CPU limit, all admitted; the kernel shares the cores
+
+
+CORE_SHARING_POLICIES = frozenset({PolicyName.OVERCOMMITTED, PolicyName.UNLIMITED})
+"""Policies under which cores are not counted, and every action may run on all cores of its node."""
+POD_POLICIES = CORE_SHARING_POLICIES | {PolicyName.STATIC}
+"""Policies with one pod per trajectory."""
 
 
 def create_policy(name: PolicyName, *, pod_cpu_milli: int, limit: int) -> SchedulingPolicy:
@@ -36,3 +43,5 @@ def create_policy(name: PolicyName, *, pod_cpu_milli: int, limit: int) -> Schedu
             return StaticPods(pod_cpu_milli)
         case PolicyName.OVERCOMMITTED:
             return StaticPods(pod_cpu_milli, is_overcommitted=True)
+        case PolicyName.UNLIMITED:
+            return StaticPods(pod_cpu_milli, is_unlimited=True)

@@ -1,7 +1,8 @@
 """Static provisioning: one pod per trajectory, with its cores allocated from the first action to the end.
 
-This is the baseline of ARL-Tangram (arXiv 2603.13019), run by the same services. It has three forms: full-size pods,
-pods small enough that all trajectories fit, and overcommitted pods that share cores through the kernel.
+This is the baseline of ARL-Tangram (arXiv 2603.13019), run by the same services. It has four forms: full-size pods,
+pods small enough that all trajectories fit, overcommitted pods with a CPU limit, and pods without a CPU limit. The
+kernel shares the cores between the pods of the last two forms.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,17 @@ class StaticPods:
     cpu_milli: int
     """Milli-cores of each pod. An action's own core demand is ignored."""
     is_overcommitted: bool = False
-    """True if cores are not counted; the kernel shares them."""
+    """True if cores are not counted; the kernel shares them. A pod uses at most `cpu_milli`."""
+    is_unlimited: bool = False
+    """True if a pod may use all cores of its node, as Kubernetes pods with CPU requests and no CPU limit.
+
+    Pods are then overcommitted, and `cpu_milli` has no effect.
+    """
+
+    @property
+    def shares_cores(self) -> bool:
+        """Return True if the kernel shares the cores between pods."""
+        return self.is_overcommitted or self.is_unlimited
 
     @property
     def has_pods(self) -> bool:
@@ -46,6 +57,9 @@ class StaticPods:
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
         """Plan one round in arrival order; each trajectory needs a node with a whole free pod."""
+        if self.is_unlimited:
+            most = max((pool.capacity.get(_CORES, 0) for pool in snapshot.nodes.values()), default=0)
+            return StaticPods(most, is_overcommitted=True).plan(snapshot)
         free = NodeFitter.from_nodes(snapshot.nodes)
         pods = dict(snapshot.pods)
         grants: list[Grant] = []
@@ -73,13 +87,13 @@ class StaticPods:
         return SchedulingPlan(grants=tuple(grants))
 
     def environment_allocation(self, resources: Resources) -> dict[str, int]:
-        """Return the memory and disk of the first action and, unless overcommitted, the cores of the pod."""
-        return environment_resources(resources) | ({} if self.is_overcommitted else {_CORES: self.cpu_milli})
+        """Return the memory and disk of the first action and, unless the kernel shares them, the cores of the pod."""
+        return environment_resources(resources) | ({} if self.shares_cores else {_CORES: self.cpu_milli})
 
     def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> dict[str, int]:
         """Return the amounts that neither the environment nor the pod occupies already."""
         held = action_resources(resources) if in_environment else dict(resources)
-        if in_environment or in_pod or self.is_overcommitted:
+        if in_environment or in_pod or self.shares_cores:
             held.pop(_CORES, None)
         return held
 

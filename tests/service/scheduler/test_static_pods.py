@@ -145,6 +145,16 @@ class TestOvercommittedPods:
         assert len(a_round(index, self.POLICY)) == 8
 
 
+def test_unlimited_pods_are_all_admitted_with_all_cores_of_their_node() -> None:
+    policy = StaticPods(1000, is_unlimited=True)
+    rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 9)]
+    index = an_index(policy, *rows, a_queued_row(9))
+    most = free(index)["cpu_milli"]
+    grants = a_round(index, policy)
+    assert [grant.resources["cpu_milli"] for grant in grants] == [most] * 9
+    assert free(index)["cpu_milli"] == most
+
+
 def test_trajectory_on_a_cordoned_node_continues_there() -> None:
     policy = StaticPods(1000)
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))

@@ -61,8 +61,9 @@ class TestPolicyFigures:
         assert figures["tangram_reserved_core_s"] == 5
         assert figures["static_reserved_core_s"] == 2 * 2 + 2 * 6
 
-    def test_overcommitted_pods_reserve_used_cores_up_to_capacity(self) -> None:
-        run = a_run("overcommitted", pod_cores=2.0)
+    @pytest.mark.parametrize("policy", ["overcommitted", "unlimited"])
+    def test_pods_that_share_cores_reserve_used_cores_up_to_capacity(self, policy: str) -> None:
+        run = a_run(policy, pod_cores=2.0)
         beside = [an_action(number, granted=0, settled=2, cpu_milli=2000) for number in (7, 8, 9)]
         run.rollouts[0].actions += beside
         assert run.reserved_core_s == pytest.approx(2 * 2 + 1 + 2)
@@ -136,7 +137,7 @@ class TestPicture:
             (("static", "tangram"), 2),
             (("tangram",), 1),
             (("fcfs",), 1),
-            (("tangram", "fcfs", "static", "shrunk", "overcommitted"), 3),
+            (("tangram", "fcfs", "static", "shrunk", "overcommitted", "unlimited"), 3),
         ],
     )
     def test_static_pods_and_tangram_have_panels_and_further_policies_bars(
@@ -156,7 +157,11 @@ class TestReport:
             "Same 2 rollouts, same 2 cores: 8 s → 8 s; cores held 16 → 5 core-s; 1 kind of reward hack, 0 paid"
         )
 
-    def test_tables_of_five_policies_fit_80_columns(self) -> None:
+    def test_claim_names_pods_without_limits_if_they_ran(self) -> None:
+        static, ours, unlimited = (a_run(name, pod_cores=2.0) for name in ("static", "tangram", "unlimited"))
+        assert "8 s → 8 s (pods without limits: 8 s); cores held" in comparison_claim(static, ours, unlimited)
+
+    def test_tables_of_all_policies_fit_80_columns(self) -> None:
         console = Console(file=StringIO(), width=80)
         runs = [a_run(policy, pod_cores=2.0) for policy in POLICIES]
         print_comparison(console, runs)

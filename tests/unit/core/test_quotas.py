@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from arl_core.domain.model import Fence, Grant, slot_resource
 from arl_core.domain.states import WaitReason
 from arl_core.inquiry.explain import explain
-from arl_core.policies.registry import PolicyName, create_policy
+from arl_core.policies.registry import CORE_SHARING_POLICIES, PolicyName, create_policy
 from arl_core.queue.quotas import TaskQuota
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.poll_result import PollResult
@@ -67,7 +67,7 @@ def test_task_runs_at_most_its_quota_and_others_get_rest(name: PolicyName) -> No
     index = an_index(name, *some(20), *some(20, task=FREE, first=101), quota=TaskQuota(actions=2))
     granted(index)
     assert running(index, CAPPED) == 2
-    assert running(index, FREE) == (20 if name is PolicyName.OVERCOMMITTED else 6)
+    assert running(index, FREE) == (20 if name in CORE_SHARING_POLICIES else 6)
 
 
 @pytest.mark.parametrize("name", PolicyName)

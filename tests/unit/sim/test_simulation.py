@@ -121,6 +121,14 @@ class TestSimulation:
         (first, second) = simulated(two, StaticPods(8000, is_overcommitted=True), cores=8).records
         assert first.ended == second.ended == pytest.approx(8.0 * (0.1 + 0.9 / 4))
 
+    def test_unlimited_pod_uses_all_cores_that_its_action_can_use(self) -> None:
+        two = [a_rollout((0.0, a_suite(8.0))), a_rollout((100.0, a_suite(8.0)))]
+        limited, unlimited = StaticPods(2000, is_overcommitted=True), StaticPods(2000, is_unlimited=True)
+        assert {round(record.act_s, 3) for record in simulated(two, limited, cores=8).records} == {8 * (0.1 + 0.9 / 2)}
+        assert {round(record.act_s, 3) for record in simulated(two, unlimited, cores=8).records} == {
+            round(8 * (0.1 + 0.9 / 8), 3)
+        }
+
     def test_configured_overheads_are_added_to_run_time(self) -> None:
         workload, site = (
             SimWorkload((a_rollout((0.0, a_shell(1.0))),)),
