@@ -46,7 +46,7 @@ def autoscale(
     trajectories: Annotated[int, typer.Option(min=1, help="Trajectories that start together.")] = 48,
     bursts: Annotated[int, typer.Option(min=1, help="Number of bursts.")] = 2,
     gap_s: Annotated[float, typer.Option(min=0, help="Recorded seconds between two bursts.")] = 240.0,
-    speed: Annotated[float, typer.Option(min=1, help="Factor by which the recorded times are shortened.")] = 4.0,
+    speed: Annotated[float, typer.Option(min=1, help="Factor by which the recorded times are shortened.")] = 2.0,
 ) -> None:
     """Measure a pool that scales beside a fixed pool of the peak size, under bursts of recorded agent runs."""
     sizes = AutoscaleBenchConfig(repeats=repeats, trajectories=trajectories, bursts=bursts, gap_s=gap_s, speed=speed)

@@ -2,7 +2,8 @@
 
 A burst is one training step: all of its trajectories start together, and the next burst begins some time after the last
 trajectory has ended. The same bursts run on a fixed pool of the peak size and on a pool that scales. The nodes are
-simulated processes of this machine, so commands sleep and use no core.
+simulated processes of this machine, so commands sleep and use no core. Environments keep memory from the first command
+of a trajectory to its end, so memory limits how many trajectories a node takes.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from arl_wire.errors import Unavailable
 __all__ = ["AutoscaleBenchConfig", "run_autoscale"]
 
 POLL_S = 0.5
+ENVIRONMENT_MIB = 2048
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 180.0
 POOLS = ("fixed", "scaled")
@@ -45,14 +47,21 @@ class AutoscaleBenchConfig:
     bursts: int = 2
     gap_s: float = 240.0
     """Recorded seconds between two bursts, in which the trainer updates its weights."""
-    speed: float = 4.0
+    speed: float = 2.0
     """Factor by which thinking, running and gaps are shortened. The start of a node is not shortened."""
     cores: int = 4
     """Cores of each node."""
-    min_nodes: int = 1
+    environments: int = 8
+    """Environments of trajectories for which a node has memory."""
+    min_nodes: int = 2
     target_s: float = 1.0
-    cooldown_s: float = 5.0
+    cooldown_s: float = 15.0
     seed: int = 1
+
+    @property
+    def node_mib(self) -> int:
+        """Return the memory of a node. The scheduler keeps an eighth of it free of environments."""
+        return ceil(self.environments * ENVIRONMENT_MIB * 8 / 7) + 1
 
 
 @dataclass(slots=True)
@@ -71,7 +80,7 @@ def run_autoscale(
     Raises `Unavailable` if the system or a node does not start.
     """
     bursts = _bursts(config)
-    nodes = ceil(max(map(peak_commands, bursts)) / config.cores)
+    nodes = max(ceil(max(map(peak_commands, bursts)) / config.cores), ceil(config.trajectories / config.environments))
     options = {
         "fixed": f"min={nodes},max={nodes}",
         "scaled": f"min={config.min_nodes},max={nodes},target={config.target_s},cooldown={config.cooldown_s}",
@@ -109,7 +118,7 @@ async def _measure(
     async with system.client() as client:
         for node in (await client.nodes()).items:
             await client.change_node(node.name, cordoned=True)
-        async with _controlled(system, client, name, pool):
+        async with _controlled(system, client, name, pool, memory_mib=config.node_mib):
             started, counting = time.monotonic(), asyncio.create_task(_count_nodes(client, name, result))
             for number, burst in enumerate(bursts):
                 found = await asyncio.gather(*(_play(client, f"{number}-{at}", run) for at, run in enumerate(burst)))
@@ -121,11 +130,14 @@ async def _measure(
 
 
 @asynccontextmanager
-async def _controlled(system: BenchSystem, client: AsyncTangram, name: str, pool: str) -> AsyncIterator[None]:
+async def _controlled(
+    system: BenchSystem, client: AsyncTangram, name: str, pool: str, *, memory_mib: int
+) -> AsyncIterator[None]:
     """Run a controller of the pool, with the smallest number of nodes ready. At the end, stop its nodes."""
     log = system.directory / "controller.log"
     command = [sys.executable, "-m", "arl_tangram.cli", "engine", "local", "--dir", str(system.directory)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
+    environment["TANGRAM_MEMORY_MIB"] = str(memory_mib)
 
     def start(*flags: str) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
@@ -187,7 +199,7 @@ async def _play(client: AsyncTangram, trajectory: str, run: AgentRun) -> list[fl
             trajectory=trajectory,
             scope="trajectory",
             argv=["sleep", f"{run_s:.3f}"],
-            memory_mib=64,
+            memory_mib=ENVIRONMENT_MIB,
             disk_mib=16,
         )
         if action.outcome is not ActionOutcome.OK or action.settled_at is None:
