@@ -57,6 +57,8 @@ class ManagerProcesses:
     driver: str
     scheduler_url: str
     cores: str | None = None
+    ends_at: float | None = None
+    """Time at which the machine ends the node, in seconds since 1970; None if it has no known end."""
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NODE_COMMANDS)
     delegation: tuple[str, ...] = ()
     """Words before the launcher's command that run it in a delegated cgroup."""
@@ -96,6 +98,7 @@ class ManagerProcesses:
             "TANGRAM_NODE_NAME": node.name,
             **forwarded_variables(kind, self.environment),
             "TANGRAM_SCHEDULER_URL": self.scheduler_url,
+            **({"TANGRAM_ENDS_AT": str(self.ends_at)} if self.ends_at is not None else {}),
             **self._variables(kind),
         }
         url = f"http://{bracketed_host(host)}:{port}/readyz?max_age_s={READINESS_MAX_AGE_S}"

@@ -165,7 +165,9 @@ class GrantLifecycle(Generic[ReportT]):
 
     async def register(self, tx: WriteTx, node: Mapping[str, Any]) -> None:
         """Register the node. It may write transitions after the commit."""
-        self.node_id = await repository.register(tx, node, ttl_s=self._settings.node_ttl_s)
+        self.node_id = await repository.register(
+            tx, node, ttl_s=self._settings.node_ttl_s, ends_in_s=self._settings.ends_in_s
+        )
         self.epoch = node["epoch"]
 
     def start(self, *, name: str) -> None:

@@ -41,13 +41,14 @@ OTHER_NAME_HOLDER = text("""
 """Query of another node with a valid lease on a name. Time in which Postgres was down does not expire a lease."""
 
 REGISTER = text("""
-    insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced, templates)
+    insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced, templates, ends_at)
     values (:name, :kind, :url, :epoch, :driver, cast(:capacity as jsonb), cast(:topology as jsonb),
-            cast(:enforced as jsonb), cast(:templates as jsonb))
+            cast(:enforced as jsonb), cast(:templates as jsonb),
+            now() + make_interval(secs => cast(:ends_in_s as float8)))
         on conflict (name) do update
        set url = excluded.url, epoch = excluded.epoch, driver = excluded.driver, capacity = excluded.capacity,
            topology = excluded.topology, enforced = excluded.enforced, templates = excluded.templates,
-           registered_at = now()
+           ends_at = excluded.ends_at, registered_at = now()
  returning id
 """)
 
@@ -173,8 +174,10 @@ async def other_name_holder(tx: ReadTx, node: Mapping[str, Any], *, ttl_s: float
     return await tx.first(OTHER_NAME_HOLDER, {key: node[key] for key in ("name", "url", "epoch")} | {"ttl_s": ttl_s})
 
 
-async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float) -> int:
+async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float, ends_in_s: float | None = None) -> int:
     """Register a node under its epoch with a first beat. Return its id.
+
+    `ends_in_s` are the seconds until its machine ends it; None if it has no known end.
 
     Raises `NodeNameTaken` if another node has the name.
     """
@@ -182,7 +185,7 @@ async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float) -> int
     holder = await other_name_holder(tx, node, ttl_s=ttl_s)
     if holder is not None:
         raise NodeNameTaken(node["name"], holder.url)
-    row = await tx.first(REGISTER, dict(node))
+    row = await tx.first(REGISTER, {**node, "ends_in_s": ends_in_s})
     if row is None:
         raise RuntimeError("the upsert of the node returned no row")
     await tx.execute(FIRST_BEAT, {"node_id": row.id, "epoch": node["epoch"]})

@@ -1,6 +1,7 @@
 import hashlib
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import parse_qs, quote, urlsplit
@@ -65,6 +66,13 @@ class ManagerSettings(ServiceSettings):
     poll_busy_s: float = Field(default=1.0, gt=0, le=1.0, description="Seconds between polls while the node has work")
     poll_idle_s: float = Field(default=8.0, gt=0, description="Maximum seconds between polls without work")
 
+    ends_at: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Time at which this machine ends the node, in seconds since 1970 by its own clock. No action starts"
+        " whose `timeout_s` does not end before. Absent: the node has no known end",
+    )
     spool_dir: Path | None = Field(
         default=None,
         description="Directory in which this node stores results that Postgres does not accept at once. Absent:"
@@ -85,6 +93,11 @@ class ManagerSettings(ServiceSettings):
     def token_issuer(self, caller: str) -> TokenIssuer:
         """Return the issuer of this manager's tokens; `caller` is its kind."""
         return super().token_issuer(caller if self.credential_id is None else joined_caller(caller, self.credential_id))
+
+    @property
+    def ends_in_s(self) -> float | None:
+        """Return the seconds until the machine ends the node; None if it has no known end."""
+        return None if self.ends_at is None else max(0.0, self.ends_at - time.time())
 
     @property
     def audience(self) -> str:

@@ -19,8 +19,9 @@ _STATELESS_MANAGER_GRANTS = (
     "select, update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
     "select on action_specs",
     "insert on action_results",
-    "select, insert (name, kind, url, epoch, driver, capacity, topology, enforced, templates), update (url, epoch,"
-    " driver, capacity, topology, enforced, templates, services, endpoints, rates, registered_at) on nodes",
+    "select, insert (name, kind, url, epoch, driver, capacity, topology, enforced, templates, ends_at), update (url,"
+    " epoch, driver, capacity, topology, enforced, templates, ends_at, services, endpoints, rates, registered_at)"
+    " on nodes",
     "select, insert, update on node_beats",
     "select on node_roles",
 )

@@ -72,6 +72,7 @@ class NewAction:
             elastic=json.loads(self.elastic) if self.elastic else None,
             environment=json.loads(self.environment),
             priority=self.priority,
+            timeout_s=self.timeout_s,
             gang=GangMembership.model_validate_json(self.gang) if self.gang is not None else None,
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from arl_core.capacity.ledger import fits
+from arl_core.capacity.walltime import is_suited
 from arl_core.domain.model import ActionClass, Fence, Grant, NodeResources, QueuedAction, ResidentService, ResourceShape
 
 __all__ = ["DEVICE_RESOURCE", "DeviceGroup", "DeviceGroupFitter", "parallelism_degrees"]
@@ -54,7 +55,7 @@ class DeviceGroupFitter:
         """Yield the groups of `count` devices that an action of this class could start on, by node and device."""
         amounts = {**cls.demand.minimum, DEVICE_RESOURCE: count}
         for node, free in self._available_devices.items():
-            if not cls.requires <= self._nodes[node].enforced or not fits(amounts, self._available[node]):
+            if not is_suited(cls, self._nodes[node]) or not fits(amounts, self._available[node]):
                 continue
             for start in sorted(device for device in free if count and device % count == 0):
                 devices = tuple(range(start, start + count))

@@ -32,9 +32,9 @@ def allocate_gang(
     """
     members = all_members(action)
     asked = [demand_of(member) for member in members]
-    classes = {member.cls.key: (member.cls, needed) for member, (_, needed) in zip(members, asked, strict=True)}
+    classes = {member.cls.variant: (member.cls, needed) for member, (_, needed) in zip(members, asked, strict=True)}
     suiting = {key: tuple(fitter.fitting_nodes(*each)) for key, each in classes.items()}
-    demands = [PackingItem(needed, suiting[each.cls.key]) for each, (_, needed) in zip(members, asked, strict=True)]
+    demands = [PackingItem(needed, suiting[each.cls.variant]) for each, (_, needed) in zip(members, asked, strict=True)]
     nodes = pack(demands, fitter.available, budget)
     if nodes is None:
         return None
@@ -58,9 +58,9 @@ def placeable_members(
     """
     members = all_members(action)
     amounts = {node: available(node) for node in fitter.schedulable_nodes()}
-    classes = {member.cls.key: member.cls for member in members}
+    classes = {member.cls.variant: member.cls for member in members}
     suiting = {key: tuple(node for node in amounts if fitter.is_suitable(node, cls)) for key, cls in classes.items()}
-    demands = [PackingItem(member.cls.demand.minimum, suiting[member.cls.key]) for member in members]
+    demands = [PackingItem(member.cls.demand.minimum, suiting[member.cls.variant]) for member in members]
     if pack(demands, amounts, budget) is None:
         return []
     return [members[at] for at in hardest_first(demands, amounts)]

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from arl_core.capacity.device_groups import DeviceGroupFitter
 from arl_core.capacity.ledger import fits
+from arl_core.capacity.walltime import is_suited
 from arl_core.domain.model import (
     ENVIRONMENT_RESOURCES,
     ActionClass,
@@ -143,9 +144,8 @@ class NodeFitter:
         return sorted(self._schedulable())
 
     def is_suitable(self, node: int, cls: ActionClass) -> bool:
-        """Return True if the node has the class's shape and enforces its requirements, regardless of free amounts."""
-        pool = self.nodes[node]
-        return pool.shape is cls.shape and cls.requires <= pool.enforced
+        """Return True if the node may start actions of the class, regardless of free amounts."""
+        return is_suited(cls, self.nodes[node])
 
     def place(
         self, action: QueuedAction, resources: Resources, *, needed: Resources, pinned: int | None
@@ -277,11 +277,13 @@ class NodeFitter:
         counted = counted_resource(needed) if cls.shape is ResourceShape.QUOTA else None
         if counted is not None:
             return self._least_loaded_index(cls, needed, counted)
-        levels, pools, shape, requires = self.nodes_by_cores, self.nodes, cls.shape, cls.requires
+        levels, pools = self.nodes_by_cores, self.nodes
+        shape, requires, limit_s = cls.shape, cls.requires, cls.time_limit_s
         for place in range(bisect_left(levels, (needed.get(_CORES, 0), -1)), len(levels)):
             node = levels[place][1]
             pool = pools[node]
-            if pool.shape is shape and requires <= pool.enforced and fits(needed, self.available[node]):
+            may = pool.shape is shape and requires <= pool.enforced and limit_s <= pool.time_left_s  # as `is_suited`
+            if may and fits(needed, self.available[node]):
                 return place
         return None
 
@@ -369,8 +371,7 @@ class NodeFitter:
         return (self.environments[node], -self.available[node].get("memory_mib", 0), node)
 
     def _fits(self, node: int, cls: ActionClass, needed: Resources) -> bool:
-        pool = self.nodes[node]
-        return pool.shape is cls.shape and cls.requires <= pool.enforced and fits(needed, self.available[node])
+        return is_suited(cls, self.nodes[node]) and fits(needed, self.available[node])
 
     def _keeps_headroom(self, node: int, needed: Resources) -> bool:
         """Return True if the environment headroom of the node stays free after deducting these amounts.

@@ -8,6 +8,7 @@ the epoch.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from arl_core.domain.elasticity import Elasticity
 __all__ = [
     "ENVIRONMENT_RESOURCES",
     "ActionClass",
+    "ClassVariant",
     "ElasticResource",
     "ExclusiveService",
     "Fence",
@@ -57,6 +59,9 @@ _SLOT_PREFIX = "slots:"
 """Prefix of the slot resources of reward services."""
 _CALL_PREFIX = "calls:"
 """Prefix of the call resources of endpoints."""
+
+ClassVariant = tuple[int, float]
+"""Key of a class, and the time limit of its actions in seconds."""
 
 TrajectoryName = tuple[int, str]
 """Task and trajectory: the name of a persistent environment or a pod."""
@@ -179,14 +184,19 @@ class ActionClass:
     """Features that the node must enforce or have."""
     service: ExclusiveService | None = None
     """Service that must be resident on the devices; group shape only."""
+    time_limit_s: float = 0.0
+    """Seconds for which its actions may run; 0 if unknown. Variants of one class differ in it and share estimates."""
     is_mixed: bool = False
     """True if the class mixes several programs that are not distinguished; past runs then predict little."""
     resizable: ResizeSupport = field(init=False, repr=False, compare=False)
     """Resize support of the elastic resource; `NONE` if there is none."""
+    variant: ClassVariant = field(init=False, repr=False, compare=False)
+    """Key of the class with its time limit. Actions of one variant may start on the same nodes."""
 
     def __post_init__(self) -> None:
         elastic = self.demand.elastic
         object.__setattr__(self, "resizable", elastic.resizable if elastic is not None else ResizeSupport.NONE)
+        object.__setattr__(self, "variant", (self.key, self.time_limit_s))
 
 
 class PinnedEnvironment(NamedTuple):
@@ -285,6 +295,8 @@ class NodeResources:
     """Indices of the free devices; group shape only."""
     resident_services: tuple[ResidentService, ...] = ()
     """Services on the devices; no two of them share a device. Group shape only."""
+    time_left_s: float = inf
+    """Seconds for which actions may still run before the machine ends the node; infinity if it has no known end."""
     warm_slots: frozenset[str] = frozenset()
     """Slot resources of services that are on a device already, as named by `slot_resource`."""
 

@@ -138,6 +138,7 @@ class WaitReason(StrEnum):
     STARTS_NEXT_ROUND = "starts_next_round"  # a round would grant it now
     NO_NODE_FITS = "no_node_fits"  # no existing node could ever run it
     NO_SCHEDULABLE_NODE = "no_schedulable_node"  # nodes that could run it are not schedulable or not alive
+    NODES_END_TOO_SOON = "nodes_end_too_soon"  # the machines end these nodes before its time limit
     TASK_AT_QUOTA = "task_at_quota"  # the quota of its task allows no more
     POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, but waiting lets it end sooner
     WAITS_BEHIND_RESERVATION = "waits_behind_reservation"  # it fits only in a reservation, and may run too long for it

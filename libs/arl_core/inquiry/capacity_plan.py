@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from uuid import UUID
 
 from arl_core.domain.model import ActionClass, NodeResources, QueuedAction, ResourceDemand, ResourceShape
@@ -107,9 +108,9 @@ def _has_schedulable_cores(pool: NodeResources) -> bool:
 
 
 def _copy_node(pool: NodeResources, node: int) -> NodeResources:
-    """Return an empty copy of the node, without the original's own `node:` feature."""
+    """Return an empty copy of the node, without the original's own `node:` feature and without its end."""
     enforces = pool.enforced - {f"node:{pool.node}"}
-    return replace(pool, node=node, available=dict(pool.capacity), environments=0, enforced=enforces)
+    return replace(pool, node=node, available=dict(pool.capacity), environments=0, enforced=enforces, time_left_s=inf)
 
 
 def _scale_cores(pool: NodeResources, factor: float) -> NodeResources:

@@ -5,6 +5,7 @@ The next round is computed with the policy, and the queue is walked in the order
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import isfinite
 from uuid import UUID
 
 from arl_core.capacity.gangs import all_members, can_gang_fit
@@ -12,6 +13,7 @@ from arl_core.capacity.ledger import fits
 from arl_core.capacity.node_fitting import NodeFitter
 from arl_core.capacity.node_load import LoadCalculator
 from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.capacity.walltime import can_end_on
 from arl_core.domain.model import (
     ActionClass,
     Grant,
@@ -69,6 +71,10 @@ class QueueExplanation:
     """Node of its environment, else the node that lacks least; None if no node could ever run it."""
     shortages: tuple[ResourceShortage, ...]
     """Shortages on that node; if no node could ever run it, those of the closest node against its capacity."""
+    time_limit_s: float
+    """Seconds for which it may run."""
+    time_left_s: float | None
+    """Seconds for which actions may still run on that node; None if the node has no known end."""
     unenforced: frozenset[str]
     """Requirements that no node enforces."""
     ahead: ActionsAhead | None
@@ -110,6 +116,8 @@ def explain(
         or _wait_reason(snapshot, action, policy, pool=pool if possible else None, ahead=ahead or ActionsAhead()),
         node=node,
         shortages=lacks,
+        time_limit_s=action.cls.time_limit_s,
+        time_left_s=pool.time_left_s if node is not None and pool is not None and isfinite(pool.time_left_s) else None,
         unenforced=_unenforced(snapshot, action.cls),
         ahead=ahead,
         effective_arrival=effective_arrival(action),
@@ -140,7 +148,7 @@ def _wait_reason(
     if pool is None:
         return WaitReason.NO_NODE_FITS
     if not _can_start_on(pool, action):
-        return WaitReason.NO_SCHEDULABLE_NODE
+        return WaitReason.NODES_END_TOO_SOON if _is_open_for(pool, action) else WaitReason.NO_SCHEDULABLE_NODE
     if not _has_room(snapshot, action, plan):
         return WaitReason.TASK_AT_QUOTA
     # Free amounts say nothing about the cores of a pod.
@@ -217,8 +225,11 @@ def _closest_node(snapshot: CellSnapshot, action: QueuedAction) -> tuple[NodeRes
     needed = _needed_resources(action)
     able = [pool for pool in pools if action.cls.requires <= pool.enforced and fits(needed, pool.capacity)]
     if able:
-        is_open = [pool for pool in able if _can_start_on(pool, action)]
-        return min(is_open or able, key=lambda pool: _shortage_rank(needed, pool.available, pool)), True
+        may_start = [pool for pool in able if _can_start_on(pool, action)]
+        is_open = [pool for pool in able if _is_open_for(pool, action)]
+        if is_open and not may_start:
+            return max(is_open, key=lambda pool: (pool.time_left_s, -pool.node)), True
+        return min(may_start or able, key=lambda pool: _shortage_rank(needed, pool.available, pool)), True
     return min(pools, key=lambda pool: _shortage_rank(needed, pool.capacity, pool), default=None), False
 
 
@@ -228,7 +239,12 @@ def _environment_node(action: QueuedAction) -> int | None:
 
 
 def _can_start_on(pool: NodeResources, action: QueuedAction) -> bool:
-    """Return True if the action may start on the node; an unschedulable node still serves its environments."""
+    """Return True if the action may start on the node and would reach its time limit before the node ends."""
+    return _is_open_for(pool, action) and can_end_on(action.cls, pool)
+
+
+def _is_open_for(pool: NodeResources, action: QueuedAction) -> bool:
+    """Return True if the node accepts the action; an unschedulable node still serves its environments."""
     return pool.is_serving and (pool.is_schedulable or _environment_node(action) is not None)
 
 

@@ -34,7 +34,7 @@ BACKFILL_QUANTILE = 0.9
 """Quantile of the class's duration at which a backfilled action must have ended."""
 
 _CORES = "cpu_milli"
-_PlacementKey = tuple[frozenset[str], int | None, bool]
+_PlacementKey = tuple[frozenset[str], float, int | None, bool]
 
 
 @runtime_checkable
@@ -55,8 +55,9 @@ class _ReservedResources:
 
 def _placement_key(action: QueuedAction) -> _PlacementKey:
     """Return what determines the possible nodes of an action, apart from amounts."""
-    environment = action.environment
-    return action.cls.requires, environment.node if environment is not None else None, environment is not None
+    cls, environment = action.cls, action.environment
+    node = environment.node if environment is not None else None
+    return cls.requires, cls.time_limit_s, node, environment is not None
 
 
 class RoundReservations:

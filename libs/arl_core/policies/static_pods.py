@@ -12,6 +12,7 @@ from arl_core.capacity.gangs import allocate_gang
 from arl_core.capacity.node_fitting import NodeFitter
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.domain.model import (
+    ClassVariant,
     Grant,
     QueuedAction,
     Resources,
@@ -63,7 +64,7 @@ class StaticPods:
         free = NodeFitter.from_nodes(snapshot.nodes)
         pods = dict(snapshot.pods)
         grants: list[Grant] = []
-        full: set[tuple[int, bool]] = set()
+        full: set[tuple[ClassVariant, bool]] = set()
         room, looks = snapshot.quotas.room(), SearchBudget()
         for action in snapshot.queue.in_order():
             on_cores = action.cls.shape is ResourceShape.DIVISIBLE
@@ -123,6 +124,6 @@ class StaticPods:
         return amounts, needed
 
 
-def _equivalence_key(action: QueuedAction) -> tuple[int, bool]:
+def _equivalence_key(action: QueuedAction) -> tuple[ClassVariant, bool]:
     """Return a key of actions without a pod; if one of them fits on no node, none does."""
-    return action.cls.key, action.environment is None
+    return action.cls.variant, action.environment is None

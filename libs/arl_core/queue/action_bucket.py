@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 from weakref import ReferenceType, ref
 
-from arl_core.domain.model import ActionClass, QueuedAction
+from arl_core.domain.model import ActionClass, ClassVariant, QueuedAction
 
 __all__ = [
     "CHUNK_SIZE",
@@ -44,7 +44,7 @@ def arrival_order(action: QueuedAction) -> tuple[int, float, UUID]:
 class BucketKey(NamedTuple):
     """The key of a bucket of equivalent actions: if one of them fits on no node, none does."""
 
-    cls: int
+    cls: ClassVariant
     task: int
     priority: int
     node: int | None

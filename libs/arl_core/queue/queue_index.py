@@ -157,7 +157,7 @@ class QueueIndex:
         node = environment.node if environment is not None else None
         gang = action.id if action.gang_members else None
         makes_environment = environment is not None and node is None
-        key = BucketKey(action.cls.key, action.task, action.priority, node, makes_environment, gang)
+        key = BucketKey(action.cls.variant, action.task, action.priority, node, makes_environment, gang)
         buckets = self._all_by_task.setdefault(action.task, {})
         bucket = buckets.get(key)
         if bucket is None:

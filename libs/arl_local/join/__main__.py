@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with state.lock():
             state.create()
             joined = _joined_node(state, chosen.join, os.environ.get(TOKEN_VARIABLE))
-            options = NodeOptions(address=chosen.address, port=chosen.port, driver=chosen.driver, cores=chosen.cores)
+            options = NodeOptions(
+                address=chosen.address,
+                port=chosen.port,
+                driver=chosen.driver,
+                cores=chosen.cores,
+                ends_at=time.time() + chosen.walltime if chosen.walltime is not None else None,
+            )
             asyncio.run(run_node(state, joined, options, os.environ, until_eof=chosen.until_eof))
     except AlreadyUp:
         return _failed(f"already up in {chosen.dir}", EXIT_ALREADY_UP)
@@ -75,6 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="port of the manager; default 8703, or any free port")
     parser.add_argument("--cores", help="number of cores that actions may use")
     parser.add_argument("--driver", choices=DRIVERS, default=os.environ.get("TANGRAM_DRIVER", "auto"))
+    parser.add_argument("--walltime", type=float, metavar="SECONDS", help="seconds until this machine ends the node")
     parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
     parser.add_argument("--until-eof", action="store_true", help="also stop when standard input ends")
     return parser.parse_args(arguments)

@@ -39,6 +39,8 @@ class NodeOptions:
     port: int | None = None
     driver: str = "auto"
     cores: str | None = None
+    ends_at: float | None = None
+    """Time at which this machine ends the node, in seconds since 1970; None if it has no known end."""
 
 
 async def run_node(
@@ -110,6 +112,7 @@ async def _specs(
         driver=options.driver,
         scheduler_url=joined.scheduler_url,
         cores=options.cores,
+        ends_at=options.ends_at,
         delegation=await asyncio.to_thread(delegation_command, environment),
     )
     has_launcher = joined.kind == "cpu" and options.driver != "simulated"

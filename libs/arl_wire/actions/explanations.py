@@ -51,9 +51,11 @@ class WaitExplanation(BaseModel):
     reason: WaitReason = Field(
         description="Why the action is queued. `queue_paused`: its queue is paused. `environment_busy`: another action"
         " runs in its environment. `starts_next_round`: it starts in the next scheduling round. `no_node_fits`: no node"
-        " can ever run it. `no_schedulable_node`: every node that could run it is cordoned or lost. `task_at_quota`:"
-        " its task has reached its quota. `postponed_for_more_cores`: it would end sooner if it waits for more cores."
-        " `waits_behind_reservation`: the free resources are reserved for an action that has waited too long."
+        " can ever run it. `no_schedulable_node`: every node that could run it is cordoned or lost."
+        " `nodes_end_too_soon`: every node that could run it has a known end that comes before its time limit."
+        " `task_at_quota`: its task has reached its quota. `postponed_for_more_cores`: it would end sooner if it waits"
+        " for more cores. `waits_behind_reservation`: the free resources are reserved for an action that has waited too"
+        " long."
         " `waits_for_gang`: not all actions of its gang fit. `waits_behind_priority`: actions of a higher priority are"
         " ahead. `waits_in_order`: actions of its task are ahead. `waits_behind_fair_share`: tasks that used less are"
         " ahead. `waits_for_capacity`: it is first, and too little is free"
@@ -65,6 +67,16 @@ class WaitExplanation(BaseModel):
     )
     shortfalls: list[ResourceShortfall] = Field(
         description="Resources that are missing on `node`; if no node fits, compared with the capacity of the largest"
+    )
+    time_limit_s: float | None = Field(
+        default=None,
+        description="Seconds for which it may run: `timeout_s`, rounded up by at most an eighth. Absent if `node` has"
+        " no known end",
+    )
+    time_left_s: float | None = Field(
+        default=None,
+        description="Seconds for which actions may still run on `node`, because the machine ends it. Absent if it has"
+        " no known end",
     )
     unenforced: list[str] = Field(description="Required limits that no node enforces")
     ahead: AheadCounts | None = Field(

@@ -47,6 +47,11 @@ class NodeInfo(BaseModel):
         description="Time at which everything that remains on the node is ended. Absent unless the node is being"
         " drained",
     )
+    ends_at: datetime | None = Field(
+        default=None,
+        description="Time at which the machine ends the node, such as the end of its batch job. No action starts whose"
+        " `timeout_s` does not end before. Absent if the node has no known end",
+    )
     drained: bool = Field(default=False, description="True if the node was drained and nothing remains on it")
     running: int = Field(description="Granted and running actions of the node")
     allocated_cpu_milli: int = Field(default=0, description="Milli-cores allocated to these actions")

@@ -42,6 +42,7 @@ class QueuedActionRow(BaseModel):
     elastic: dict[str, Any] | None = None
     environment: dict[str, Any]
     priority: int = 0
+    timeout_s: float = 0.0
     gang: "GangMembership | None" = None
 
 

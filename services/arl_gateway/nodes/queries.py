@@ -13,7 +13,8 @@ NODE_TTL_S = 10.0
 _NODE = """
     select nodes.name, nodes.kind, nodes.driver, nodes.epoch, nodes.capacity::text as capacity, nodes.registered_at,
            node_beats.last_beat, node_beats.last_beat > now() - make_interval(secs => :ttl_s) as alive,
-           nodes.cordoned_at is not null as cordoned, nodes.drain_deadline_at, nodes.enforced::text as enforced,
+           nodes.cordoned_at is not null as cordoned, nodes.drain_deadline_at, nodes.ends_at,
+           nodes.enforced::text as enforced,
            nodes.templates::text as templates,
            coalesce((select r.pool from node_roles as r
                       where r.node_name = nodes.name and r.kind = nodes.kind), 'default') as pool,

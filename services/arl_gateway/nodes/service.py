@@ -90,6 +90,7 @@ def node_from_row(row: Row) -> NodeInfo:
         alive=row.alive,
         cordoned=row.cordoned,
         drain_deadline_at=row.drain_deadline_at,
+        ends_at=row.ends_at,
         drained=row.drain_deadline_at is not None and not row.running and not row.environments,
         running=row.running,
         allocated_cpu_milli=row.allocated_cpu_milli,

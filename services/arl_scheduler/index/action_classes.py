@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from arl_core.domain.model import ActionClass
+from arl_core.capacity.walltime import rounded_time_limit_s
+from arl_core.domain.model import ActionClass, ClassVariant
 from arl_scheduler.queries.poll_result import AllocationRow, to_action_class
 from arl_wire.internal.scheduler import QueuedActionRow
 
@@ -37,7 +38,8 @@ class ActionClassTable:
     """A table of reference-counted classes. A class is forgotten with the last of its queued and granted actions."""
 
     def __init__(self) -> None:
-        self._tracked: dict[int, _TrackedClass] = {}
+        self._tracked: dict[ClassVariant, _TrackedClass] = {}
+        """Classes by key and time limit; those of one key share estimates."""
         self._mixed: dict[Hashable, ActionClass] = {}
         """Mixed classes by the demand of their actions."""
         self._separate_count: Counter[int] = Counter()
@@ -48,7 +50,7 @@ class ActionClassTable:
 
     def acquire(self, row: QueuedActionRow) -> ActionClass:
         """Return the class of one more queued action. The caller must release it."""
-        known = self._tracked.get(row.class_key)
+        known = self._tracked.get((row.class_key, rounded_time_limit_s(row.timeout_s)))
         if known is not None:
             known.action_count += 1
             return known.cls
@@ -58,8 +60,8 @@ class ActionClassTable:
         cls = self._mixed.get(form)
         if cls is None:
             cls = self._mixed[form] = replace(to_action_class(row), key=_mixed_class_key(row), is_mixed=True)
-            self._tracked[cls.key] = _TrackedClass(cls, row.queue_id, form)
-        self._tracked[cls.key].action_count += 1
+            self._tracked[cls.variant] = _TrackedClass(cls, row.queue_id, form)
+        self._tracked[cls.variant].action_count += 1
         return cls
 
     def acquire_granted(self, row: AllocationRow, *, queued_as: ActionClass | None) -> ActionClass | None:
@@ -67,7 +69,8 @@ class ActionClassTable:
 
         Return None if the class is unknown.
         """
-        known = self._tracked.get(queued_as.key if queued_as is not None else row.class_key)
+        cls = queued_as or row.cls
+        known = self._tracked.get(cls.variant) if cls is not None else self._any_variant(row.class_key)
         if known is not None:
             known.action_count += 1
             return known.cls
@@ -75,11 +78,11 @@ class ActionClassTable:
 
     def release(self, cls: ActionClass) -> None:
         """Release the class for one action that is neither queued nor allocated any more."""
-        known = self._tracked[cls.key]
+        known = self._tracked[cls.variant]
         known.action_count -= 1
         if known.action_count:
             return
-        del self._tracked[cls.key]
+        del self._tracked[cls.variant]
         if known.mixed_key is not None:
             del self._mixed[known.mixed_key]
             return
@@ -87,8 +90,12 @@ class ActionClassTable:
         if not self._separate_count[known.task]:
             del self._separate_count[known.task]
 
+    def _any_variant(self, key: int) -> _TrackedClass | None:
+        """Return a class with this key. Its time limit does not matter for an action that has been granted."""
+        return next((known for known in self._tracked.values() if known.cls.key == key), None)
+
     def _track_separately(self, cls: ActionClass, *, task: int) -> ActionClass:
-        self._tracked[cls.key] = _TrackedClass(cls, task, mixed_key=None, action_count=1)
+        self._tracked[cls.variant] = _TrackedClass(cls, task, mixed_key=None, action_count=1)
         self._separate_count[task] += 1
         return cls
 
@@ -108,7 +115,7 @@ def _mixed_key(row: QueuedActionRow) -> Hashable:
     demand, elastic, home = _demand_parts(row)
     home["require"] = tuple(home["require"] or ())
     parts = (frozenset(each.items()) for each in (demand, elastic, home))
-    return (row.queue_id, row.kind, row.shape, *parts)
+    return (row.queue_id, row.kind, row.shape, rounded_time_limit_s(row.timeout_s), *parts)
 
 
 def _mixed_class_key(row: QueuedActionRow) -> int:

@@ -10,12 +10,16 @@ from arl_scheduler.queries.poll_result import NodeRow, to_node_resources
 
 __all__ = ["NodeTable"]
 
+ENDING_INTERVAL_S = 1.0
+"""Seconds for which the time that a node has left may be outdated. The grace before its end covers it."""
+
 
 class NodeTable:
     """A cached table of nodes, rebuilt after nodes were read or have changed.
 
     Available resources are views of the ledger and change with it until other capacities are set. Nodes with rate
-    limits are rebuilt each time, because their available tokens change with time.
+    limits are rebuilt each time, because their available tokens change with time. Nodes with a known end are rebuilt
+    once a second, because the time until it decreases.
     """
 
     def __init__(self, ledger: ResourceLedger, environment_counts: EnvironmentsPerNode) -> None:
@@ -31,6 +35,9 @@ class NodeTable:
         """
         self._nodes: dict[int, NodeResources] = {}
         self._rate_limited: list[NodeRow] = []
+        self._ending: list[NodeRow] = []
+        """Nodes with a known end."""
+        self._ending_built_at = float("-inf")
 
     def current(
         self, rows: Mapping[int, NodeRow], *, now: float, silent_after_s: float, watching_since: float
@@ -43,12 +50,17 @@ class NodeTable:
             signs = {id: max(watching_since, node.last_heartbeat) for id, node in rows.items()}
             self._alive = {id for id, sign in signs.items() if now - sign <= silent_after_s}
             self._oldest_heartbeat = min((signs[id] for id in self._alive), default=float("inf"))
-            self._nodes = {id: self._build_node(node) for id, node in rows.items()}
+            self._nodes = {id: self._build_node(node, now) for id, node in rows.items()}
+            self._ending = [node for node in rows.values() if node.ends_at is not None]
+            self._ending_built_at = now
             self._rate_limited = [node for node in rows.values() if node.rate_limits]
         elif changed:
-            self._nodes = self._nodes | {id: self._build_node(rows[id]) for id in changed if id in rows}
+            self._nodes = self._nodes | {id: self._build_node(rows[id], now) for id in changed if id in rows}
         if self._rate_limited:
-            self._nodes = self._nodes | {node.id: self._build_node(node) for node in self._rate_limited}
+            self._nodes = self._nodes | {node.id: self._build_node(node, now) for node in self._rate_limited}
+        if self._ending and now - self._ending_built_at > ENDING_INTERVAL_S:
+            self._nodes = self._nodes | {node.id: self._build_node(node, now) for node in self._ending}
+            self._ending_built_at = now
         return self._nodes
 
     @property
@@ -56,10 +68,10 @@ class NodeTable:
         """Return the nodes with rate limits, as of the last call of `current`."""
         return [self._nodes[node.id] for node in self._rate_limited]
 
-    def _build_node(self, row: NodeRow) -> NodeResources:
+    def _build_node(self, row: NodeRow, now: float) -> NodeResources:
         homes, alive = self._environment_counts.count_on(row.id), row.id in self._alive
         if row.rate_limits:
             row = replace(row, capacity=self._ledger.capacity(row.id))
         return to_node_resources(
-            row, available=self._ledger.available_view(row.id), is_alive=alive, environment_count=homes
+            row, available=self._ledger.available_view(row.id), is_alive=alive, environment_count=homes, now=now
         )

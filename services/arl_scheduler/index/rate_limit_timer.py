@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from arl_core.capacity.gangs import all_members
 from arl_core.capacity.rate_limited_ledger import RateLimitedLedger
-from arl_core.domain.model import ActionClass, NodeResources, Resources
+from arl_core.capacity.walltime import is_suited
+from arl_core.domain.model import ActionClass, ClassVariant, NodeResources, Resources
 from arl_core.queue.queue_index import QueueIndex
 from arl_scheduler.index.node_table import NodeTable
 
@@ -52,7 +53,7 @@ class RateLimitTimer:
             moment
             for cls, amounts in (self._queued_demands() if pools else ())
             for pool in pools
-            if pool.shape is cls.shape and cls.requires <= pool.enforced
+            if is_suited(cls, pool)
             if (moment := self._ledger.refills_at(pool.node, amounts)) is not None
         ]
         return max(min(moments), self._refilled_at + REFILL_INTERVAL_S) if moments else None
@@ -67,13 +68,13 @@ class RateLimitTimer:
 
     def _queued_demands(self) -> Iterable[tuple[ActionClass, Resources]]:
         """Yield each distinct demand of the candidates of all tasks."""
-        found: dict[tuple[int, int], ActionClass] = {}
+        found: dict[tuple[ClassVariant, int], ActionClass] = {}
         for bucket in self._queue.buckets():
             if bucket.key.gang is None:
-                found[bucket.cls.key, 1] = bucket.cls
+                found[bucket.cls.variant, 1] = bucket.cls
                 continue
-            classes = {each.cls.key: each.cls for each in all_members(bucket.first)}
-            alike = Counter(each.cls.key for each in all_members(bucket.first))
+            classes = {each.cls.variant: each.cls for each in all_members(bucket.first)}
+            alike = Counter(each.cls.variant for each in all_members(bucket.first))
             found |= {(key, count): classes[key] for key, count in alike.items()}
         for (_, count), cls in found.items():
             yield cls, {name: count * amount for name, amount in cls.demand.minimum.items()}

@@ -91,6 +91,8 @@ def _to_response(explanation: QueueExplanation, position: QueuePosition) -> Wait
             ResourceShortfall(resource=each.resource, needed=each.needed, free=each.available, capacity=each.capacity)
             for each in explanation.shortages
         ],
+        time_limit_s=explanation.time_limit_s if explanation.time_left_s is not None else None,
+        time_left_s=round(explanation.time_left_s, 1) if explanation.time_left_s is not None else None,
         unenforced=sorted(explanation.unenforced),
         ahead=AheadCounts(
             priority=ahead.priority,

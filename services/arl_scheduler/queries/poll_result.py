@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
+from arl_core.capacity.walltime import rounded_time_limit_s, time_left_s
 from arl_core.control.rate_limits import RateLimit
 from arl_core.domain.elasticity import AmdahlScaling, DurationTable, Elasticity, NoScaling
 from arl_core.domain.model import (
@@ -76,6 +77,8 @@ class NodeRow:
     """Id of the credentials of a node that joined."""
     is_drain_expired: bool = False
     """True if its drain deadline has passed: nothing on it continues."""
+    ends_at: float | None = None
+    """Time at which the machine ends the node; None if it has no known end."""
     rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)
     """Rate limits of its resources: tokens that each grant spends additionally."""
     resident_services: frozenset[str] = frozenset()
@@ -178,8 +181,10 @@ def parse_queued_rows(content: str) -> list[QueuedActionRow]:
     return _QUEUED_ADAPTER.validate_json(content)
 
 
-def to_node_resources(row: NodeRow, *, available: Resources, is_alive: bool, environment_count: int) -> NodeResources:
-    """Return the resources of a node that a round may use."""
+def to_node_resources(
+    row: NodeRow, *, available: Resources, is_alive: bool, environment_count: int, now: float
+) -> NodeResources:
+    """Return the resources of a node that a round may use at the time `now`."""
     return NodeResources(
         node=row.id,
         kind=row.kind,
@@ -190,13 +195,14 @@ def to_node_resources(row: NodeRow, *, available: Resources, is_alive: bool, env
         is_serving=is_alive and not row.is_drain_expired,
         enforced=row.enforced,
         environments=environment_count,
+        time_left_s=time_left_s(row.ends_at, now),
         warm_slots=frozenset(map(slot_resource, row.resident_services)),
     )
 
 
 def to_action_class(action: QueuedActionRow) -> ActionClass:
     """Return the class of a queued row."""
-    fields = ("class_key", "kind", "shape", "demand", "elastic", "environment")
+    fields = ("class_key", "kind", "shape", "demand", "elastic", "environment", "timeout_s")
     return _parse_class({name: getattr(action, name) for name in fields})
 
 
@@ -208,6 +214,7 @@ def _parse_class(spec: Mapping[str, Any]) -> ActionClass:
         shape=ResourceShape(spec["shape"]),
         demand=ResourceDemand(minimum=dict(spec["demand"]), elastic=to_elastic_resource(elastic) if elastic else None),
         requires=frozenset(environment.get("require", ())) | _required_templates(environment),
+        time_limit_s=rounded_time_limit_s(spec["timeout_s"]),
     )
 
 
@@ -277,6 +284,7 @@ def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
         is_cordoned=entry["closed"],
         is_drain_expired=entry["drained"],
         last_heartbeat=entry["last_sign"],
+        ends_at=entry["ends_at"],
         rate_limits=_parse_rates(entry["rates"], entry["capacity"]),
         resident_services=frozenset(entry["resident"]),
     )

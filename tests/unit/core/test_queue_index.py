@@ -16,7 +16,7 @@ actions = st.lists(
 
 
 def a_bucket(cls: ActionClass) -> ActionBucket:
-    return ActionBucket(cls, BucketKey(cls.key, 1, 0, None, makes_environment=False))
+    return ActionBucket(cls, BucketKey(cls.variant, 1, 0, None, makes_environment=False))
 
 
 @given(actions, st.sets(st.integers(1, 10_000)))

@@ -20,6 +20,7 @@ WAIT_REASON_TEXTS = {
     WaitReason.STARTS_NEXT_ROUND: "It starts in the next scheduling round.",
     WaitReason.NO_NODE_FITS: "No node can ever run it.",
     WaitReason.NO_SCHEDULABLE_NODE: "The nodes that could run it are cordoned or lost; see `tangram nodes list`.",
+    WaitReason.NODES_END_TOO_SOON: "The nodes that could run it end before its time limit. It waits for another node.",
     WaitReason.TASK_AT_QUOTA: "Its task has reached its quota. A gang needs room for all of its actions.",
     WaitReason.POSTPONED_FOR_MORE_CORES: "It could start now, but would end sooner if it waits for more cores.",
     WaitReason.WAITS_BEHIND_RESERVATION: "The free resources are reserved for an action that has waited too long."
@@ -91,6 +92,11 @@ def _shortage_sentences(wait: WaitExplanation) -> Iterator[str]:
     where = f"On {wait.node}" if wait.node is not None else "On the largest node"
     for each in wait.shortfalls:
         yield f"{where} it needs {each.needed} {each.resource}; {each.free} of {each.capacity} are free."
+    if wait.time_left_s is not None and wait.time_limit_s is not None:
+        yield (
+            f"{where} actions may run for {max(0.0, wait.time_left_s):.0f} s more, because its machine ends it;"
+            f" it may run for {wait.time_limit_s:.0f} s."
+        )
     if wait.unenforced:
         yield f"No node enforces {', '.join(wait.unenforced)}, which it requires."
 

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -68,6 +69,17 @@ def node_up(
         int | None, typer.Option(min=1, max=65535, help="Port of the node.", show_default="8703 if free, otherwise any")
     ] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use.", show_default="all")] = None,
+    walltime_s: Annotated[
+        float | None,
+        typer.Option(
+            "--walltime",
+            min=1,
+            metavar="SECONDS",
+            help="Seconds until this machine ends the node, such as the rest of its batch job. No action starts whose"
+            " timeout does not end before.",
+            show_default="no end",
+        ),
+    ] = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
     driver: Annotated[
         DriverChoice | None, typer.Option(help="Driver that confines actions.", show_default="the best that works here")
@@ -89,7 +101,17 @@ def node_up(
             f"{state.directory} belongs to `tangram up`; choose another state directory for the node: --dir", EXIT_USAGE
         )
     if not is_running:
-        arguments = _arguments(state, join, address, port, cores, "unsafe-local" if unsafe_local else driver)
+        arguments = _arguments(
+            state,
+            {
+                "--join": join,
+                "--address": address,
+                "--port": port,
+                "--cores": cores,
+                "--walltime": walltime_s,
+                "--driver": "unsafe-local" if unsafe_local else driver,
+            },
+        )
         # The token is not an argument: other users see the arguments of a process.
         variables = {_TOKEN: token} if token is not None else {}
         supervisor = spawn_supervisor(state, arguments, detach=detach, module="arl_local.join", variables=variables)
@@ -100,7 +122,7 @@ def node_up(
             if not detach:
                 raise typer.Exit(run_in_foreground(state, supervisor))
             return
-    if join or token or address or port or cores or driver or unsafe_local:
+    if join or token or address or port or cores or walltime_s or driver or unsafe_local:
         fail("The node is already up; its settings cannot be changed. Stop it first: tangram node down", EXIT_USAGE)
     wait_for_running_system(state)
     _print_node(state, output, "already up")
@@ -134,10 +156,7 @@ def node_down(
         stderr.print("stopped" if now else "drained and stopped")
 
 
-def _arguments(
-    state: LocalState, join: str | None, address: str | None, port: int | None, cores: int | None, driver: str | None
-) -> list[str]:
-    options = {"--join": join, "--address": address, "--port": port, "--cores": cores, "--driver": driver}
+def _arguments(state: LocalState, options: Mapping[str, object]) -> list[str]:
     chosen = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return ["--dir", str(state.directory), *chosen]
 
