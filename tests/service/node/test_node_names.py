@@ -1,6 +1,7 @@
 """Test that node names are unique: a second node waits for the first lease to expire or is refused."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from uuid import UUID, uuid4
 
@@ -54,6 +55,13 @@ class TestSameNode:
     async def test_restarted_node_registers_immediately_under_a_new_epoch(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05), managing(rows, FakeExecutor(UUID(int=8)), beat_s=0.05):
             assert await rows.value(HOLDER) == UUID(int=8)
+
+    async def test_node_registers_its_end_by_the_clock_of_the_database(self, rows: Rows) -> None:
+        left_s = "select extract(epoch from ends_at - now())::float8 from nodes"
+        async with managing(rows, beat_s=0.05, ends_at=time.time() + 1000):
+            assert 900 < await rows.value(left_s) <= 1000
+        async with managing(rows, beat_s=0.05):
+            assert await rows.value(left_s) is None
 
     async def test_moved_node_registers_immediately_at_its_new_address(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05), managing(rows, FakeExecutor(EPOCH), port=2, beat_s=0.05):

@@ -95,6 +95,14 @@ class TestGrants:
         async with leading(rows):
             assert [(await rows.until_state(id, "granted"))["node_id"] for id in ids] == [opened] * 2
 
+    async def test_action_starts_on_a_node_that_ends_after_its_time_limit(self, rows: Rows) -> None:
+        ending, endless = await rows.node("a", cores=1), await rows.node("b", cores=2)
+        await rows.execute("update nodes set ends_at = now() + interval '200 seconds' where id = $1", ending)
+        long, short = await rows.action(timeout_s=300), await rows.action(timeout_s=60)
+        async with leading(rows):
+            found = [(await rows.until_state(id, "granted"))["node_id"] for id in (long, short)]
+        assert found == [endless, ending]
+
     async def test_action_waits_for_a_node_with_its_template(self, rows: Rows) -> None:
         await rows.node("plain", cores=8)
         having = await rows.node("having", templates=("debian",))

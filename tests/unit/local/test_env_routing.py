@@ -23,7 +23,7 @@ DECIDED = {
         "admission_url",
         "scheduler_url",
     ),
-    *("credential_id", "node_token_master"),
+    *("credential_id", "node_token_master", "ends_at"),
     *("node_name", "advertise_url", "driver", "launcher_socket", "templates_dir", "snapshots_dir", "engines_dir"),
     "spool_dir",
 }
