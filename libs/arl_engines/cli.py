@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ __all__ = ["register"]
 
 RETRY_TIMEOUT_S = 2.0
 """Seconds of retries of one request. A longer wait would outlast the lease of the pool."""
+SLURM_TOKEN_TTL_S = 7 * 86_400.0
+"""Seconds for which the join token of a job is valid: the job may wait for days in the queue."""
 
 group = typer.Typer(no_args_is_help=True, help="Run a controller that keeps pools of nodes on an engine.")
 
@@ -38,6 +41,20 @@ PoolOption = Annotated[
 StopOption = Annotated[
     bool, typer.Option("--stop-nodes", help="On Ctrl-C, drain and stop the nodes. A second Ctrl-C leaves them.")
 ]
+NodePythonOption = Annotated[
+    str, typer.Option(help="Interpreter on the machines of nodes that has the packages of this command.")
+]
+NodeDirOption = Annotated[
+    str, typer.Option(help="Directory on the machines of nodes for their state. It begins with / or ~.")
+]
+LogDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Directory for the output of jobs, the same here and on the Slurm nodes.",
+        show_default="pools/slurm/logs of the state directory",
+    ),
+]
+DEFAULT_NODE_DIR = "~/.local/state/tangram-nodes"
 
 
 def register(app: typer.Typer) -> None:
@@ -74,12 +91,8 @@ def ray(
         str | None,
         typer.Option(metavar="FILE", help="File with the token of the cluster. Else RAY_AUTH_TOKEN_PATH is used."),
     ] = None,
-    node_python: Annotated[
-        str, typer.Option(help="Interpreter on the Ray nodes that has the packages of this command.")
-    ] = sys.executable,
-    node_dir: Annotated[
-        str, typer.Option(help="Directory on the Ray nodes for the state of nodes.")
-    ] = "~/.local/state/tangram-nodes",
+    node_python: NodePythonOption = sys.executable,
+    node_dir: NodeDirOption = DEFAULT_NODE_DIR,
     resource: Annotated[
         str | None,
         typer.Option(help="Use only Ray nodes with this custom resource, and reserve 0.01 of it. Else all Ray nodes."),
@@ -100,8 +113,7 @@ def ray(
     pools = _parse_pools(pool)
     if autoscale and resource is None:
         fail("--autoscale needs --resource: the custom resource of the Ray nodes to request", EXIT_USAGE)
-    if not node_dir.startswith(("/", "~")):
-        fail(f"--node-dir {node_dir!r}: must begin with / or ~", EXIT_USAGE)
+    _check_node_directory(node_dir)
     _check_directory(directory)
 
     driver = DriverProcess(
@@ -111,20 +123,95 @@ def ray(
         env=ray_environment(os.environ, ray_token),
         log=directory / "pools" / "ray" / "driver.log",
     )
-    own = {name: value for name, value in os.environ.items() if name.startswith("TANGRAM_")}
     options = RayOptions(node_python=node_python, node_directory=node_dir, resource=resource, autoscale=autoscale)
-    commands = JoinedNodeCommands(directory, own, python=node_python)
+    commands = JoinedNodeCommands(directory, _own_variables(), python=node_python)
     engine = RayEngine(directory / "pools", commands, driver, options)
     _run_controller(directory, engine, pools, stop_nodes=stop_nodes)
+
+
+@group.command()
+def slurm(
+    directory: DirOption,
+    pool: PoolOption,
+    partition: Annotated[str | None, typer.Option(help="Partition of the jobs.", show_default="that of Slurm")] = None,
+    account: Annotated[str | None, typer.Option(help="Account of the jobs.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Quality of service of the jobs.")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Time limit of a job, as for sbatch.", show_default="that of the partition")
+    ] = None,
+    signal_before: Annotated[
+        int, typer.Option(min=90, max=86_400, help="Seconds before the time limit at which a node begins to drain.")
+    ] = 300,
+    gres: Annotated[str | None, typer.Option(help="Generic resources of each job, such as gpu:8.")] = None,
+    sbatch_option: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Further option of sbatch; repeat it for several.")
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Do not reserve whole Slurm nodes. Jobs of a pool start one by one.")
+    ] = False,
+    node_python: NodePythonOption = sys.executable,
+    node_dir: NodeDirOption = DEFAULT_NODE_DIR,
+    log_dir: LogDirOption = None,
+    stop_nodes: StopOption = False,
+) -> None:
+    """Run nodes as jobs of a Slurm cluster, one job per node. Runs in the foreground, on a login node.
+
+    Ctrl-C stops the controller and leaves the nodes.
+    """
+    from arl_engines.node_join import JoinedNodeCommands
+    from arl_engines.slurm.slurm_commands import SlurmCommands
+    from arl_engines.slurm.slurm_engine import SlurmEngine, SlurmOptions
+
+    pools = _parse_pools(pool)
+    _check_node_directory(node_dir)
+    chosen = {"--partition": partition, "--account": account, "--qos": qos, "--time": time, "--gres": gres}
+    options = SlurmOptions(
+        node_python=node_python,
+        node_directory=node_dir,
+        log_directory=(log_dir or directory / "pools" / "slurm" / "logs").absolute(),
+        sbatch=(*(f"{name}={value}" for name, value in chosen.items() if value is not None), *(sbatch_option or ())),
+        signal_before_s=signal_before,
+        is_exclusive=not shared,
+    )
+    _check_slurm(time, options.min_time_limit_s)
+    _check_directory(directory)
+    commands = JoinedNodeCommands(directory, _own_variables(), python=node_python, token_ttl_s=SLURM_TOKEN_TTL_S)
+    engine = SlurmEngine(directory / "pools", commands, SlurmCommands(), options)
+    _run_controller(directory, engine, pools, stop_nodes=stop_nodes)
+
+
+def _check_node_directory(directory: str) -> None:
+    if not directory.startswith(("/", "~")):
+        fail(f"--node-dir {directory!r}: must begin with / or ~", EXIT_USAGE)
+
+
+def _check_slurm(text: str | None, least_s: float) -> None:
+    """Exit with an error if the time limit `text` is below `least_s`, or if a command of Slurm is missing."""
+    from arl_engines.slurm.slurm_commands import parse_duration_s
+
+    limit_s = parse_duration_s(text, is_option=True) if text is not None else None
+    if limit_s is not None and limit_s < least_s:
+        fail(
+            f"--time {text}: must be at least {least_s:.0f} s, because nodes drain before the time limit; see"
+            " --signal-before",
+            EXIT_USAGE,
+        )
+    if missing := [name for name in ("sbatch", "squeue", "scancel") if shutil.which(name) is None]:
+        fail(f"{missing[0]} is not on PATH: run this command on a machine that submits jobs to Slurm", EXIT_USAGE)
+
+
+def _own_variables() -> dict[str, str]:
+    """Return the settings of nodes in the environment of this process."""
+    return {name: value for name, value in os.environ.items() if name.startswith("TANGRAM_")}
 
 
 async def _ray_namespace(directory: Path) -> str:
     """Return the namespace of the actors of this system."""
     from arl_engines.node_names import locked_directory
-    from arl_engines.ray.node_table import RayNodeTable
+    from arl_engines.node_table import table_namespace
 
     async with locked_directory(directory):
-        return RayNodeTable(directory / "nodes.json").namespace
+        return table_namespace(directory / "nodes.json")
 
 
 def _check_directory(directory: Path) -> None:

@@ -30,6 +30,8 @@ class ClusterEngineError(Exception):
 class EngineNodeState(StrEnum):
     """The state of a node's process, as the engine sees it."""
 
+    WAITING = "waiting"
+    """The engine waits for a machine, such as in the queue of a batch system. The node may start late."""
     STARTING = "starting"
     """The process runs or will be started again soon."""
     RUNNING = "running"

@@ -17,7 +17,7 @@ __all__ = ["JoinedNodeCommands"]
 
 TOKEN_VARIABLE = "TANGRAM_JOIN_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_TTL_S = 3600.0
-"""Seconds in which the node must start. A batch scheduler may start it late."""
+"""Seconds in which the node must start."""
 OWN_VARIABLES = frozenset(
     {
         *("TANGRAM_DIR", "TANGRAM_URL", "TANGRAM_API_KEY", "TANGRAM_DATABASE_URL", TOKEN_VARIABLE),
@@ -31,7 +31,12 @@ class JoinedNodeCommands:
     """Commands of nodes that join once and then start with their own credentials."""
 
     def __init__(
-        self, directory: Path, environment: Mapping[str, str] | None = None, *, python: str = sys.executable
+        self,
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        python: str = sys.executable,
+        token_ttl_s: float = TOKEN_TTL_S,
     ) -> None:
         """Create tokens of the system whose state directory is `directory`.
 
@@ -39,9 +44,11 @@ class JoinedNodeCommands:
             directory: State directory of the system.
             environment: Variables of the nodes. None: those of this process.
             python: Interpreter, on the machine of a node, of an environment with the server packages.
+            token_ttl_s: Seconds in which the node must start and use its token.
         """
         self._state = StateDir(directory)
         self._python = python
+        self._token_ttl_s = token_ttl_s
         self._environment = dict(os.environ if environment is None else environment)
 
     async def command_for(self, request: NodeRequest) -> NodeCommand:
@@ -64,7 +71,7 @@ class JoinedNodeCommands:
                 kind=request.pool.kind,
                 name=request.name,
                 pool=request.pool.name,
-                ttl_s=TOKEN_TTL_S,
+                ttl_s=self._token_ttl_s,
                 database_url=self._environment.get("TANGRAM_DATABASE_URL"),
             )
         except (ValueError, NotServing, OSError, asyncpg.PostgresError, sqlalchemy.exc.SQLAlchemyError) as error:

@@ -51,6 +51,11 @@ class PoolNode:
         return self.engine_state is not None and self.engine_state is not EngineNodeState.STOPPING
 
     @property
+    def is_waiting(self) -> bool:
+        """Return True if the engine waits for a machine for the node."""
+        return self.engine_state is EngineNodeState.WAITING
+
+    @property
     def is_empty(self) -> bool:
         """Return True if no action and no environment is on the node."""
         return not self.running and not self.environments
@@ -119,7 +124,9 @@ def decide(
         now: Monotonic time in seconds.
     """
     held = [node for node in nodes if node.is_held]
-    absent = {node.name: state.absent_since.get(node.name, now) for node in held if not node.alive}
+    absent = {
+        node.name: state.absent_since.get(node.name, now) for node in held if not node.alive and not node.is_waiting
+    }
     state = replace(state, draining=state.draining & {node.name for node in held}, absent_since=absent)
     kind, reason, state = _resize(spec, nodes, load, state, now=now)
     usable = [node for node in held if node.name not in state.draining and _counts(node, absent, now)]
@@ -198,7 +205,7 @@ def _counts(node: PoolNode, absent: Mapping[str, float], now: float) -> bool:
     if node.cordoned:
         return False
     grace_s = SILENT_GRACE_S if node.registered else START_GRACE_S
-    return node.alive or now - absent[node.name] < grace_s
+    return node.alive or node.is_waiting or now - absent[node.name] < grace_s
 
 
 def _most_used(held: Sequence[PoolNode], draining: frozenset[str], *, count: int) -> tuple[str, ...]:

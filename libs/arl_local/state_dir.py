@@ -150,9 +150,14 @@ class StateDir:
                 f"nodes of pools still run here: {', '.join(node.path.parent.name for node in running)}. Stop the"
                 f" controller, and then each node: tangram node down --dir {running[0].path}"
             )
-        if on_ray := self._ray_nodes():
+        if on_ray := self._nodes_of_engine("ray"):
             raise OSError(
                 f"nodes of pools still run on a Ray cluster: {', '.join(on_ray)}. Stop them first: tangram engine ray"
+                " --stop-nodes with their pools, then Ctrl-C"
+            )
+        if in_jobs := self._nodes_of_engine("slurm"):
+            raise OSError(
+                f"nodes of pools still have Slurm jobs: {', '.join(in_jobs)}. Stop them first: tangram engine slurm"
                 " --stop-nodes with their pools, then Ctrl-C"
             )
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -174,10 +179,11 @@ class StateDir:
         """Return the state directories of nodes that the local engine runs here."""
         return [StateDir(path) for path in sorted(self.path.glob("pools/*/state"))]
 
-    def _ray_nodes(self) -> list[str]:
-        """Return the nodes that the Ray engine runs."""
+    def _nodes_of_engine(self, engine: str) -> list[str]:
+        """Return the nodes in the table of an engine."""
         try:
-            return [str(node["name"]) for node in json.loads((self.path / "pools/ray/nodes.json").read_text())["nodes"]]
+            content = json.loads((self.path / "pools" / engine / "nodes.json").read_text())
+            return [str(node["name"]) for node in content["nodes"]]
         except (OSError, ValueError):
             return []
 

@@ -22,7 +22,7 @@ from arl_engines.engine import (
 )
 from arl_engines.local.node_record import boot_time_s
 from arl_engines.node_names import locked_directory, new_node_name
-from arl_engines.ray.node_table import RayNodeRecord, RayNodeTable
+from arl_engines.node_table import EngineNodeTable
 
 __all__ = ["RayDriver", "RayEngine", "RayOptions"]
 
@@ -60,6 +60,28 @@ class RayOptions:
     """Custom resource of the Ray nodes to use. None: all Ray nodes."""
     autoscale: bool = False
     """Request Ray nodes from Ray's autoscaler. Needs `resource`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RayNodeRecord:
+    """A node on a Ray node."""
+
+    name: str
+    pool: str
+    ray_node: str
+    """Ray's id of the node. A Ray node that starts again has another one."""
+    started: bool = False
+    """Ray has created its actor. An actor that is missing later was killed by somebody else, or could not run."""
+    stop_by_s: float | None = None
+    """Seconds since the start of this machine at which the released node is killed; None unless it was released."""
+
+    @property
+    def agent(self) -> str:
+        """Return the name of its actor. A pool has at most one node on a Ray node."""
+        return f"tangram-{self.pool}-{self.ray_node}"
+
+
+RayNodeTable = EngineNodeTable[RayNodeRecord]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +164,7 @@ class RayEngine:
     async def release(self, node: str, deadline_s: float) -> None:
         """Ask the actor to stop its node. The actor is killed when that is done."""
         async with locked_directory(self._directory):
-            table = RayNodeTable(self._directory / "nodes.json")
+            table = _read_table(self._directory)
             record = table.records.get(node)
             if record is None or record.stop_by_s is not None:
                 return
@@ -154,14 +176,14 @@ class RayEngine:
     async def logs(self, node: str, tail: int) -> str:
         """Return the last lines of the output of a node; empty if it is unknown."""
         async with locked_directory(self._directory):
-            record = RayNodeTable(self._directory / "nodes.json").records.get(node)
+            record = _read_table(self._directory).records.get(node)
         return str(await self._driver.call("logs", agent=record.agent, tail=tail)) if record is not None else ""
 
     async def _swept(self) -> tuple[RayNodeTable, _View]:
         """Return the table and Ray's view, without nodes that are gone; make released nodes end."""
         status = await self._driver.call("status")
         view = _View({node["id"]: node["resources"] for node in status["nodes"]}, status["agents"])
-        table = RayNodeTable(self._directory / "nodes.json")
+        table = _read_table(self._directory)
         for record in list(table.records.values()):
             agent = view.agents.get(record.agent)
             problem = view.problem_of(record)
@@ -231,6 +253,10 @@ class RayEngine:
         if pool.kind == "gpu" and not resources.get("GPU"):
             return False
         return self._options.resource is None or resources.get(self._options.resource, 0.0) >= RESERVED
+
+
+def _read_table(directory: Path) -> RayNodeTable:
+    return RayNodeTable(directory / "nodes.json", RayNodeRecord)
 
 
 def _is_overdue(record: RayNodeRecord) -> bool:

@@ -33,3 +33,19 @@ def test_wrong_command_says_what_to_do(
     done = CliRunner().invoke(app, ["engine", "local", "--dir", str(tmp_path), *options])
     assert (done.exit_code, problem in " ".join(done.output.split())) == (code, True), done.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--time", "5"], "--time 5: must be at least 360 s"),
+        (["--node-dir", "nodes"], "--node-dir 'nodes': must begin with / or ~"),
+        (["--time", "1:00:00"], "sbatch is not on PATH: run this command on a machine that submits jobs to Slurm"),
+    ],
+)
+def test_wrong_slurm_command_says_what_to_do(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], problem: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(app, ["engine", "slurm", "--dir", str(tmp_path), "--pool", "cpu", *options])
+    assert (done.exit_code, problem in " ".join(done.output.split())) == (EXIT_USAGE, True), done.output

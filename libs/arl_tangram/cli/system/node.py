@@ -41,6 +41,18 @@ _TOKEN = "TANGRAM_JOIN_TOKEN"  # noqa: S105 - the name of a variable
 _REPORT = "node-report.json"
 _HEADINGS = ("limit", "level", "mechanism", "to enforce it")
 
+WalltimeOption = Annotated[
+    float | None,
+    typer.Option(
+        "--walltime",
+        min=1,
+        metavar="SECONDS",
+        help="Seconds until this machine ends the node, such as the rest of its batch job. No action starts whose"
+        " timeout does not end before.",
+        show_default="no end",
+    ),
+]
+
 group = typer.Typer(no_args_is_help=True, help="Run this machine as a node of another system.")
 
 
@@ -69,17 +81,7 @@ def node_up(
         int | None, typer.Option(min=1, max=65535, help="Port of the node.", show_default="8703 if free, otherwise any")
     ] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use.", show_default="all")] = None,
-    walltime_s: Annotated[
-        float | None,
-        typer.Option(
-            "--walltime",
-            min=1,
-            metavar="SECONDS",
-            help="Seconds until this machine ends the node, such as the rest of its batch job. No action starts whose"
-            " timeout does not end before.",
-            show_default="no end",
-        ),
-    ] = None,
+    walltime_s: WalltimeOption = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
     driver: Annotated[
         DriverChoice | None, typer.Option(help="Driver that confines actions.", show_default="the best that works here")
@@ -101,17 +103,8 @@ def node_up(
             f"{state.directory} belongs to `tangram up`; choose another state directory for the node: --dir", EXIT_USAGE
         )
     if not is_running:
-        arguments = _arguments(
-            state,
-            {
-                "--join": join,
-                "--address": address,
-                "--port": port,
-                "--cores": cores,
-                "--walltime": walltime_s,
-                "--driver": "unsafe-local" if unsafe_local else driver,
-            },
-        )
+        options = {"--join": join, "--address": address, "--port": port, "--cores": cores, "--walltime": walltime_s}
+        arguments = _arguments(state, {**options, "--driver": "unsafe-local" if unsafe_local else driver})
         # The token is not an argument: other users see the arguments of a process.
         variables = {_TOKEN: token} if token is not None else {}
         supervisor = spawn_supervisor(state, arguments, detach=detach, module="arl_local.join", variables=variables)

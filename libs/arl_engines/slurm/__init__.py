@@ -1,0 +1,1 @@
+"""The Slurm engine: each node is one requeueable job."""
