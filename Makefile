@@ -68,6 +68,8 @@ test-slow: $(VENV)/.ready
 
 test-engines: $(VENV)/.ready
 	@$(MAKE) --no-print-directory $(RAY)/.ready || { rm -rf $(RAY); echo "Ray cannot be installed; its tests are skipped"; }
+	@PATH="$$PATH:/usr/sbin" command -v slurmctld munged >/dev/null || \
+	  echo "Slurm is not installed; its tests are skipped. On Debian: apt-get install slurm-wlm munge"
 	$(BIN)/python -m pytest -rs tests/engines --durations=10
 
 # Not part of test-all: it needs root, Podman, debootstrap and the package index, and leaves images of 1.5 GB.

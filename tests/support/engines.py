@@ -15,8 +15,9 @@ from arl_tangram import Action, AsyncTangram, ExecOptions, NodeInfo, PoolInfo
 from support.conditions import eventually, is_running
 from support.machine import Machine
 from support.ray_cluster import RAY_PYTHON, RESOURCE, RayCluster
+from support.slurm_cluster import PARTITION, SlurmCluster
 
-__all__ = ["ENGINES", "EngineFixture", "LocalEngineFixture", "PoolRun", "RayEngineFixture"]
+__all__ = ["ENGINES", "EngineFixture", "LocalEngineFixture", "PoolRun", "RayEngineFixture", "SlurmEngineFixture"]
 
 JOIN_S = 90.0
 POLL_S = 0.1
@@ -82,12 +83,7 @@ class RayEngineFixture:
         return ("engine", "ray", "--ray-python", str(RAY_PYTHON), *connection, *nodes)
 
     def process_ids(self, pool: str) -> dict[str, int]:
-        found = {}
-        for file in (self.cluster.directory / "nodes").glob(f"*/{pool}-*/state/lock"):
-            owner = file.read_text()
-            if owner and is_running(int(owner)):
-                found[file.parents[1].name] = int(owner)
-        return found
+        return locked_by(self.cluster.directory / "nodes", pool)
 
     def kill_manager(self, node: str) -> None:
         (file,) = (self.cluster.directory / "nodes").glob(f"*/{node}/state/processes.json")
@@ -102,7 +98,44 @@ class RayEngineFixture:
         return next(str(each["ray_node"]) for each in table["nodes"] if each["name"] == node)
 
 
-ENGINES = ("local", "ray")
+@dataclass(frozen=True)
+class SlurmEngineFixture:
+    """Nodes as jobs of a Slurm cluster of this machine."""
+
+    machine: Machine
+    cluster: SlurmCluster
+
+    def command(self) -> tuple[str, ...]:
+        nodes = ("--node-dir", str(self.cluster.directory / "nodes"), "--partition", PARTITION)
+        return ("engine", "slurm", *nodes, "--time", "20", "--signal-before", "90")
+
+    def process_ids(self, pool: str) -> dict[str, int]:
+        return locked_by(self.cluster.directory / "nodes", pool)
+
+    def kill_manager(self, node: str) -> None:
+        (file,) = (self.cluster.directory / "nodes").glob(f"*/{node}/state/processes.json")
+        os.kill(json.loads(file.read_text())["processes"]["cpu"]["pid"], signal.SIGKILL)
+
+    def lose_node(self, node: str) -> None:
+        os.kill(self.process_ids(node.rpartition("-")[0])[node], signal.SIGKILL)  # its children die with it
+
+    def job_of(self, node: str) -> str:
+        """Return the id of the node's job."""
+        table = json.loads((self.machine.directory / "pools" / "slurm" / "nodes.json").read_text())
+        return next(str(each["job"]) for each in table["nodes"] if each["name"] == node)
+
+
+def locked_by(directory: Path, pool: str) -> dict[str, int]:
+    """Return the process that has locked the state directory of each node of the pool."""
+    found = {}
+    for file in directory.glob(f"*/{pool}-*/state/lock"):
+        owner = file.read_text()
+        if owner and is_running(int(owner)):
+            found[file.parents[1].name] = int(owner)
+    return found
+
+
+ENGINES = ("local", "ray", "slurm")
 
 
 @dataclass
@@ -115,6 +148,8 @@ class PoolRun:
     name: str
     options: str
     controllers: list[subprocess.Popen[str]] = field(default_factory=list)
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when `stop` has ended the processes of all nodes. Their leases last for some seconds more."""
 
     def start_controller(self, *flags: str) -> subprocess.Popen[str]:
         """Start `tangram engine ENGINE` for this pool. Its log is that of the number of the controller."""
@@ -194,6 +229,8 @@ class PoolRun:
             last, number = self.start_controller("--stop-nodes"), len(self.controllers) - 1
             await eventually(lambda: f"pool {self.name} is controlled" in self.log(number), timeout_s=30)
             last.send_signal(signal.SIGINT)
+            await eventually(lambda: not self.engine.process_ids(self.name), timeout_s=JOIN_S)
+            self.has_ended.set()
             await eventually(lambda: last.poll() is not None, timeout_s=JOIN_S)
             assert (last.returncode, await self.nodes()) == (0, []), self.log(number)
             await self.client.remove_pool(self.name)

@@ -11,7 +11,7 @@ CI_RUN = Path(__file__).parents[2] / ".ci" / "run"
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """Return the only directory of PATH, without a Java compiler. `make` writes its arguments."""
+    """Return the only directory of PATH, without a Java compiler and Slurm. `make` writes its arguments."""
     for name in ("bash", "dirname"):
         found = shutil.which(name)
         assert found is not None
@@ -31,7 +31,7 @@ def run_ci(programs: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("failing", ["update", "install"])
-def test_failed_installation_of_java_is_printed_and_fails(programs: Path, failing: str) -> None:
+def test_failed_installation_is_printed_and_fails(programs: Path, failing: str) -> None:
     write_program(
         programs / "apt-get", f'echo "output of $1"; [ "$1" != {failing} ] || {{ echo "E: broken" >&2; exit 100; }}'
     )
@@ -42,15 +42,33 @@ def test_failed_installation_of_java_is_printed_and_fails(programs: Path, failin
     assert done.stderr.startswith("E: broken\n.ci/run: apt-get could not install default-jdk-headless")
 
 
-def test_successful_installation_of_java_is_followed_by_the_tests(programs: Path) -> None:
-    write_program(programs / "apt-get", "exit 0")
+def test_successful_installation_is_followed_by_the_tests(programs: Path) -> None:
+    write_program(programs / "apt-get", 'echo "$@" >&2')
     done = run_ci(programs)
     assert done.returncode == 0
+    assert "default-jdk-headless" in done.stderr
+    assert done.stderr.endswith("slurm-wlm munge\n")
     assert done.stdout.startswith("make test lint docs ")
 
 
-def test_machine_on_which_java_cannot_be_installed_says_that_a_test_is_skipped(programs: Path) -> None:
+def test_machine_without_slurm_installs_only_slurm(programs: Path) -> None:
+    write_program(programs / "javac", "exit 0")
+    write_program(programs / "apt-get", 'echo "$@" >&2')
+    done = run_ci(programs)
+    assert done.stderr.endswith("--no-install-recommends slurm-wlm munge\n")
+
+
+def test_complete_machine_installs_nothing(programs: Path) -> None:
+    for name in ("javac", "sbatch"):
+        write_program(programs / name, "exit 0")
+    write_program(programs / "apt-get", "exit 1")
+    done = run_ci(programs)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_machine_that_cannot_install_says_which_tests_are_skipped(programs: Path) -> None:
     done = run_ci(programs)
     assert done.returncode == 0
     assert done.stdout.startswith("make test lint docs ")
-    assert "the test of the Java client is skipped" in done.stderr
+    assert "skipped: the test of the Java client\n" in done.stderr
+    assert "skipped: the tests of the Slurm engine\n" in done.stderr
