@@ -245,3 +245,16 @@ def test_a_constant_load_leads_to_a_constant_number(load: PoolLoad, count: int) 
     falls = sum(later < earlier for earlier, later in pairwise(sizes))
     rises = sum(later > earlier for earlier, later in pairwise(sizes))
     assert not (falls and rises)
+
+
+def test_node_that_waits_for_a_machine_is_neither_doubled_nor_stopped() -> None:
+    waiting = PoolNode(name="cpu-1", engine_state=EngineNodeState.WAITING)
+    state = ScalingState(wanted=1)
+    for now in (0.0, START_GRACE_S, 10 * REPLACE_AFTER_S):
+        found = decide(SPEC, [waiting], None, state, now=now)
+        assert (found.start, found.release) == (1, ())
+        state = found.state
+    started = replace(waiting, engine_state=EngineNodeState.STARTING)
+    found = decide(SPEC, [started], None, state, now=10 * REPLACE_AFTER_S)
+    assert (found.start, found.release) == (1, ()), "its time to register begins now"
+    assert decide(SPEC, [started], None, found.state, now=11 * REPLACE_AFTER_S).release == ("cpu-1",)
