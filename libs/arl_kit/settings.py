@@ -11,8 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from arl_kit.failpoints import Failpoints
 from arl_kit.service_tokens import TokenIssuer, TokenVerifier
+from arl_wire.cells import MAX_CELL
 
-__all__ = ["CHECK_SETTINGS", "EXIT_BAD_SETTINGS", "ServiceSettings", "load_settings"]
+__all__ = ["CHECK_SETTINGS", "EXIT_BAD_SETTINGS", "ProcessSettings", "ServiceSettings", "load_settings"]
 
 CHECK_SETTINGS = "--check-settings"
 """Argument with which a process only checks its settings: exit code 0, or `EXIT_BAD_SETTINGS` with the mistakes."""
@@ -26,13 +27,32 @@ _JSON_STARTS = ("{", "[", '"')
 SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
-class ServiceSettings(BaseSettings):
-    """The settings of a service, from `TANGRAM_*` environment variables."""
+class ProcessSettings(BaseSettings):
+    """The settings of every process that serves HTTP, from `TANGRAM_*` environment variables."""
 
     model_config = SettingsConfigDict(env_prefix="TANGRAM_", frozen=True, extra="ignore")
 
     host: str = Field(default="127.0.0.1", description="Address on which this service listens")
     port: int = Field(ge=1, le=65535, description="Port on which this service listens")
+    metrics_token_hash: str | None = Field(
+        default=None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 (hex) of the token that `/metrics` requires. Absent: every request is refused. The gateway"
+        " requires API keys instead",
+    )
+    log_level: str = Field(default="INFO", description="Lowest level of log messages that are written, such as DEBUG")
+
+    @field_validator("log_level")
+    @classmethod
+    def _check_log_level(cls, setting: str) -> str:
+        if setting.upper() not in _LOG_LEVELS:
+            raise ValueError(f"must be one of {', '.join(_LOG_LEVELS)}")
+        return setting
+
+
+class ServiceSettings(ProcessSettings):
+    """The settings of a service with a database."""
+
     database_url: SecretStr = Field(description="Database URL `postgresql://…` with the role of this service")
     service_token: SecretStr = Field(
         min_length=16, description="Secret from which this service derives the keys of its calls to other services"
@@ -42,25 +62,18 @@ class ServiceSettings(BaseSettings):
         description="Keys of the services that may call this one, by name, made for this receiver only. All other"
         " callers are refused",
     )
-    metrics_token_hash: str | None = Field(
-        default=None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 (hex) of the token that `/metrics` requires. Absent: every request is refused. The gateway"
-        " requires API keys instead",
-    )
     pool_size: int = Field(default=6, ge=1, le=100, description="Maximum number of pooled database connections")
-    log_level: str = Field(default="INFO", description="Lowest level of log messages that are written, such as DEBUG")
+    cell: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_CELL,
+        description="Number of this cell, which its ids contain. 0: the system is not one of several cells. All"
+        " services of a system have the same number, and it never changes",
+    )
     failpoints: str = Field(
         default="",
         description="Failpoints for tests: `name=kill:N,…` ends this process at these points. Empty in production",
     )
-
-    @field_validator("log_level")
-    @classmethod
-    def _check_log_level(cls, setting: str) -> str:
-        if setting.upper() not in _LOG_LEVELS:
-            raise ValueError(f"must be one of {', '.join(_LOG_LEVELS)}")
-        return setting
 
     @field_validator("failpoints")
     @classmethod

@@ -20,6 +20,7 @@ from arl_local.settings_check import BadSettings
 from arl_local.state_dir import AlreadyUp, StateDir, bind, default_directory
 from arl_local.supervisor import StartFailed
 from arl_local.up import run
+from arl_wire.cells import MAX_CELL
 
 __all__ = ["DRIVERS", "EXPECTED_ERRORS", "main"]
 
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
                 _print_warnings(
                     [f"OTEL_PROPAGATORS: {name!r} is not installed" for name in unknown_propagators(os.environ)]
                 )
-                asyncio.run(run(_options(chosen), os.environ, until_eof=chosen.until_eof, commands=commands))
+                environment = {**os.environ, "TANGRAM_CELL": str(_cell(chosen.dir, chosen.cell))}
+                asyncio.run(run(_options(chosen), environment, until_eof=chosen.until_eof, commands=commands))
     except AlreadyUp:
         print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_ALREADY_UP
@@ -82,6 +84,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=1, help="number of simulated nodes, each with --cores cores")
     parser.add_argument("--driver", choices=DRIVERS, default=os.environ.get("TANGRAM_DRIVER", "auto"))
     parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
+    parser.add_argument("--cell", type=int, help="number of this cell; the first start stores it")
     parser.add_argument("--until-eof", action="store_true", help="also stop when standard input ends")
     parser.add_argument("--take-over", action="store_true", help="use a database that another state directory owns")
     parser.add_argument("--purge", action="store_true", help="remove the state of a stopped system")
@@ -115,6 +118,17 @@ def _options(chosen: argparse.Namespace) -> LocalOptions:
         database_url=database_url,
         take_over=chosen.take_over,
     )
+
+
+def _cell(directory: Path, chosen: int | None) -> int:
+    """Return the number of this cell. Raises `BadSettings` if it is wrong or not that of earlier starts."""
+    given = str(chosen) if chosen is not None else os.environ.get("TANGRAM_CELL", "")
+    if given and not (given.isascii() and given.isdigit() and int(given) <= MAX_CELL):
+        raise BadSettings(f"--cell or TANGRAM_CELL is {given[:20]!r}: must be a number from 0 to {MAX_CELL}")
+    try:
+        return StateDir(directory).cell(int(given) if given else None)
+    except ValueError as error:
+        raise BadSettings(str(error)) from None
 
 
 def _networks(listen: str, chosen: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 __all__ = ["FORWARDED_SETTINGS", "forwarded_variables", "unknown_settings"]
 
 _PREFIX = "TANGRAM_"
-_SERVICE_SETTINGS = ("log_level", "pool_size")
+_SERVICE_SETTINGS = ("log_level", "pool_size", "cell")
 _MANAGER_SETTINGS = ("beat_s", "node_ttl_s", "poll_busy_s", "poll_idle_s", "spool_mib")
 
 FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -21,7 +21,6 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "scheduler": (
         *(
             *_SERVICE_SETTINGS,
-            "cell",
             "policy",
             "pod_cores",
             "trace_slow_s",

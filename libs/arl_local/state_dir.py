@@ -114,6 +114,21 @@ class StateDir:
             replace_file(path, f"tk_{secrets.token_urlsafe(32)}")
         return path.read_text()
 
+    def cell(self, chosen: int | None) -> int:
+        """Return the number of this cell, and store a chosen one. The default is the stored one, else 0.
+
+        Raises ValueError for another number than the stored one, because existing ids contain that.
+        """
+        path = self.path / "cell"
+        stored = int(path.read_text()) if path.exists() else None
+        if chosen is None or chosen == stored:
+            return stored or 0
+        if stored is not None:
+            raise ValueError(f"this system is cell {stored}, as its ids say; it cannot become cell {chosen}")
+        if chosen:
+            replace_file(path, f"{chosen}\n")
+        return chosen
+
     def metrics_token(self) -> str:
         """Return the token for `/metrics` of the internal services; the first call creates it."""
         path = self.path / "metrics_token"

@@ -283,8 +283,11 @@ class AdmissionService:
                 return [known_gang_result(item, bound) for item in items]
             if full := await self._over_limit(tx, items):
                 raise next(iter(full.values()))
-            gang = GangMembership(id=uuid7(), size=len(items))
-            new = [normalise(item, id=uuid7(), queue_id=self._queue_of(item), gang=gang) for item in items]
+            gang = GangMembership(id=uuid7(self._settings.cell), size=len(items))
+            new = [
+                normalise(item, id=uuid7(self._settings.cell), queue_id=self._queue_of(item), gang=gang)
+                for item in items
+            ]
             rows = await queries.insert_actions(tx, new, retention_s=self._settings.idempotency_key_retention_s)
             if len(rows) < len(new):
                 raise Unavailable(
@@ -305,7 +308,8 @@ class AdmissionService:
                     continue
                 seen.add((item.project_id, item.key))
             registered = self._fleet.registered
-            new[at] = normalise(item, id=uuid7(), queue_id=self._queue_of(item), registered=registered)
+            id = uuid7(self._settings.cell)
+            new[at] = normalise(item, id=id, queue_id=self._queue_of(item), registered=registered)
         return new
 
     async def _insert_new(self, tx: WriteTx, new: Sequence[NewAction]) -> dict[UUID, Row]:

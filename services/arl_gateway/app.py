@@ -97,7 +97,15 @@ def build(settings: GatewaySettings) -> FastAPI:
     app.add_middleware(KeyCheck)  # the outermost: nothing else sees a body without a valid key
     _include_routers(app)
     serve_docs(app, settings.docs_dir)
+    _add_cell_probe(app, settings.cell)
     return app
+
+
+def _add_cell_probe(app: FastAPI, number: int) -> None:
+    @app.get("/cell", include_in_schema=False)
+    async def cell() -> dict[str, int]:
+        """Return the number of the cell. A router compares it with its own setting before it forwards requests."""
+        return {"cell": number}
 
 
 def _include_routers(app: FastAPI) -> None:

@@ -124,7 +124,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     waiters = ActionWaiters(store, poll_s=settings.wait_poll_s)
     failpoints = Failpoints(settings.failpoints)
     actions = ActionService(store, peers, waiters, admission_url=admission_url, failpoints=failpoints)
-    environments = EnvironmentService(store, actions)
+    environments = EnvironmentService(store, actions, cell=settings.cell)
     archives = ArchiveService(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
     stream_limiter = StreamLimiter(settings.max_log_streams, project_limit=settings.max_log_streams_per_project)
     authenticator = KeyAuthenticator(store, cache_s=settings.key_cache_s)

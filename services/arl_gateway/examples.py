@@ -116,7 +116,11 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "reader": {
             "summary": "A read-only key for 30 days",
             "value": {"scopes": ["actions:read"], "expires_in_s": 2592000},
-        }
+        },
+        "chosen": {
+            "summary": "The same key in several cells",
+            "value": {"scopes": ["actions:write"], "key": "tk_0123456789abcdefghijABCDEFGHIJ0123456789_-x"},
+        },
     },
     "change_queue": {
         "limit": {"summary": "Limit the queue to 5000 actions", "value": {"max_queued": 5000}},

@@ -148,6 +148,7 @@ KEY: dict[str, Any] = {
     "id": 2,
     "project": "default",
     "prefix": "tk_AbCdE",
+    "fingerprint": "9f86d081884c7d65",
     "scopes": ["actions:read"],
     "created_at": "2026-03-02T09:00:00Z",
     "expires_at": "2026-04-01T09:00:00Z",

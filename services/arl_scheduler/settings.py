@@ -14,7 +14,6 @@ class SchedulerSettings(ServiceSettings):
         min_length=16,
         description="Secret from which the secrets of joined nodes are derived. Absent: their requests are refused",
     )
-    cell: str = Field(default="default", description="Name of the cell; each cell has one leader")
     policy: PolicyName = Field(
         default=PolicyName.SPAR_M,
         description="Scheduling policy, which decides when actions start and which resources they occupy",

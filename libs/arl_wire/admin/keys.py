@@ -9,6 +9,9 @@ from arl_wire.actions.action import Name
 
 __all__ = ["ApiKey", "CreateKeyRequest", "CreateKeyResponse", "KeyListResponse", "KeyScope"]
 
+KEY_FORM = r"^tk_[A-Za-z0-9_-]{43}$"
+"""Form of a key: 32 random bytes in URL-safe base64, without padding."""
+
 KeyScope = Literal["actions:read", "actions:write", "actions:*", "admin:read", "admin:write", "admin:*"]
 """Scopes of a key: `write` includes `read` of its area, `*` is everything in its area."""
 
@@ -32,6 +35,14 @@ class CreateKeyRequest(BaseModel):
     expires_in_s: int | None = Field(
         default=None, ge=1, le=3650 * 86400, description="Seconds until the key expires. Absent: it does not expire"
     )
+    key: str | None = Field(
+        default=None,
+        pattern=KEY_FORM,
+        repr=False,
+        description="The key itself, if it must be the same in several cells: `tk_` and 43 URL-safe characters from 32"
+        " random bytes. It needs `admin:*`. A repeated request with the same key returns the existing key. Absent: the"
+        " gateway draws a key",
+    )
 
 
 class ApiKey(BaseModel):
@@ -40,6 +51,11 @@ class ApiKey(BaseModel):
     id: int
     project: str
     prefix: str = Field(description="First characters of the key")
+    fingerprint: str = Field(
+        default="",
+        description="First 16 hexadecimal digits of the key's SHA-256. The same key has the same fingerprint in all"
+        " cells",
+    )
     scopes: list[str]
     created_at: datetime
     expires_at: datetime | None = None

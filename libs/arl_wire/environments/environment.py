@@ -1,6 +1,6 @@
 """Persistent environments in the form in which clients create and see them."""
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
@@ -21,6 +21,8 @@ from arl_wire.actions.action import (
 from arl_wire.validation import Base64, StrictModel
 
 __all__ = [
+    "EPOCH",
+    "MICROSECOND",
     "CreateEnvironmentRequest",
     "EnvironmentInfo",
     "EnvironmentListResponse",
@@ -28,6 +30,10 @@ __all__ = [
     "SnapshotInfo",
     "SnapshotListResponse",
 ]
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
 
 
 class EnvironmentState(StrEnum):
@@ -95,6 +101,11 @@ class EnvironmentInfo(BaseModel):
     created_at: datetime
     last_used_at: datetime
     ended_at: datetime | None = Field(default=None, description="Time at which the environment ended or was lost")
+
+    @property
+    def cursor(self) -> str:
+        """Return the cursor of the list after this environment."""
+        return f"{(self.created_at - EPOCH) // MICROSECOND}.{self.id}"
 
 
 class EnvironmentListResponse(BaseModel):

@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row, WriteTx
 
-__all__ = ["insert_key", "key_by_hash", "key_by_id", "list_keys", "revoke_key"]
+__all__ = ["insert_key", "key_by_hash", "key_by_id", "key_with_hash", "list_keys", "revoke_key"]
 
 
 KEY_BY_HASH = text("""
@@ -20,7 +20,8 @@ KEY_BY_HASH = text("""
 """)
 
 _KEY = """
-    select k.id, k.project_id, p.name as project, k.prefix, k.scopes, k.created_at, k.expires_at, k.revoked_at
+    select k.id, k.project_id, p.name as project, k.prefix, encode(substring(k.hash for 8), 'hex') as fingerprint,
+           k.scopes, k.created_at, k.expires_at, k.revoked_at
       from {keys} as k
       join projects as p on p.id = k.project_id
 """
@@ -36,6 +37,8 @@ INSERT_KEY = text(f"""
 """)  # noqa: S608 - constants of this module
 
 KEY_BY_ID = text(_KEY.format(keys="api_keys") + " where k.id = :id and k.project_id = :project_id")
+
+KEY_WITH_HASH = text(_KEY.format(keys="api_keys") + " where k.hash = :hash")
 
 LIST_KEYS = text(
     _KEY.format(keys="api_keys")
@@ -83,6 +86,11 @@ async def insert_key(
 async def key_by_id(tx: ReadTx, *, id: int, project_id: int) -> Row | None:
     """Return a key of the project, or None."""
     return await tx.first(KEY_BY_ID, {"id": id, "project_id": project_id})
+
+
+async def key_with_hash(tx: ReadTx, digest: bytes) -> Row | None:
+    """Return the key with this hash, of any project and in any state, or None."""
+    return await tx.first(KEY_WITH_HASH, {"hash": digest})
 
 
 async def list_keys(tx: ReadTx, *, project_id: int, before: int | None, limit: int) -> Sequence[Row]:

@@ -37,8 +37,12 @@ class KeyAdmin:
         project = request.project or caller.project
         scopes = request.scopes or (FIRST_KEY_SCOPES if project != caller.project else ["actions:write"])
         _check_may_create(scopes, project, caller)
-        key = f"tk_{secrets.token_urlsafe(SECRET_BYTES)}"
+        if request.key is not None:
+            _check_may_choose_key(caller)
+        key = request.key or f"tk_{secrets.token_urlsafe(SECRET_BYTES)}"
         async with self._store.write() as tx:
+            if request.key is not None and (known := await _existing_key(tx, key, project, scopes)) is not None:
+                return CreateKeyResponse(key=key, **_key_from_row(known).model_dump())
             project_id = caller.project_id if project == caller.project else await _create_project(tx, project, scopes)
             row = await key_queries.insert_key(
                 tx,
@@ -92,6 +96,23 @@ def _check_may_create(scopes: Sequence[str], project: str, caller: Caller) -> No
         raise Forbidden(message, errors=[FieldError(field="scopes", message=message)])
 
 
+def _check_may_choose_key(caller: Caller) -> None:
+    if not caller.has_scope("admin:*"):
+        message = "only a key with `admin:*` can choose the new key itself; leave the field out"
+        raise Forbidden(message, errors=[FieldError(field="key", message=message)])
+
+
+async def _existing_key(tx: WriteTx, key: str, project: str, scopes: Sequence[str]) -> Row | None:
+    """Return the key if a request has created it before. Raises `Conflict` if it is another or was revoked."""
+    row = await key_queries.key_with_hash(tx, sha256(key.encode()).digest())
+    if row is None:
+        return None
+    if row.project != project or set(row.scopes) != set(scopes) or row.revoked_at is not None:
+        message = "this key exists with another project or other scopes, or was revoked; choose another key"
+        raise Conflict(message, errors=[FieldError(field="key", message=message)])
+    return row
+
+
 async def _create_project(tx: WriteTx, name: str, scopes: Sequence[str]) -> int:
     id = await queries.insert_project(tx, name)
     if id is None:
@@ -113,6 +134,7 @@ def _key_from_row(row: Row) -> ApiKey:
         id=row.id,
         project=row.project,
         prefix=row.prefix,
+        fingerprint=row.fingerprint,
         scopes=list(row.scopes),
         created_at=row.created_at,
         expires_at=row.expires_at,

@@ -3,7 +3,7 @@
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from hashlib import blake2b
 from uuid import UUID
 
@@ -15,7 +15,10 @@ from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore, Row
 from arl_store.values import uuid7
 from arl_wire.actions.action import Action, DemandSpec, EnvironmentSelector, SubmitActionRequest
+from arl_wire.cells import GENERATED_TRAJECTORY, with_cell
 from arl_wire.environments.environment import (
+    EPOCH,
+    MICROSECOND,
     CreateEnvironmentRequest,
     EnvironmentInfo,
     EnvironmentListResponse,
@@ -39,8 +42,6 @@ FILES_WAIT_S = 55.0
 EXISTS_REASON = "environment_exists"
 """The manager's reason for refusing to create an environment that already exists."""
 SIZE_FIELDS = ("memory_mib", "disk_mib", "pids")
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
 
 SubmissionOrError = SubmitActionRequest | TangramError
 """A submission, or its error."""
@@ -49,9 +50,10 @@ SubmissionOrError = SubmitActionRequest | TangramError
 class EnvironmentService:
     """The operations on persistent environments."""
 
-    def __init__(self, store: PostgresStore, actions: ActionService) -> None:
+    def __init__(self, store: PostgresStore, actions: ActionService, *, cell: int = 0) -> None:
         self._store = store
         self._actions = actions
+        self._cell = cell
 
     async def create(
         self, body: CreateEnvironmentRequest, caller: Caller, *, key: str | None, trace: RequestTrace, wait_s: float
@@ -61,7 +63,7 @@ class EnvironmentService:
         Raises `Conflict` for a name in use.
         """
         body, begins_with = await self._apply_snapshot(body, caller)
-        trajectory = body.trajectory or _trajectory_name(key)
+        trajectory = body.trajectory or _trajectory_name(key, self._cell)
         action = SubmitActionRequest(
             kind="environment.create",
             task=body.task,
@@ -155,9 +157,7 @@ class EnvironmentService:
                 limit=limit + 1,
             )
         items = [_environment_from_row(row) for row in rows[:limit]]
-        return EnvironmentListResponse(
-            items=items, next_cursor=_format_cursor(items[-1]) if len(rows) > limit else None
-        )
+        return EnvironmentListResponse(items=items, next_cursor=items[-1].cursor if len(rows) > limit else None)
 
     async def end(self, id: UUID, caller: Caller) -> None:
         """Delete an environment and cancel its trajectory's actions. Do nothing if it was already deleted."""
@@ -285,9 +285,11 @@ def _encode_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {path: b64encode(content) for path, content in files.items()}
 
 
-def _trajectory_name(key: str | None) -> str:
-    """Return a name that is equal for repeated requests with the same key."""
-    return f"environment-{uuid7() if key is None else blake2b(key.encode(), digest_size=16).hexdigest()}"
+def _trajectory_name(key: str | None, cell: int) -> str:
+    """Return a name that ends with an id of the cell. It is equal for repeated requests with the same key."""
+    if key is None:
+        return f"{GENERATED_TRAJECTORY}{uuid7(cell)}"
+    return f"{GENERATED_TRAJECTORY}{with_cell(UUID(bytes=blake2b(key.encode(), digest_size=16).digest()), cell).hex}"
 
 
 def _environment_from_row(row: Row) -> EnvironmentInfo:
@@ -307,10 +309,6 @@ def _environment_from_row(row: Row) -> EnvironmentInfo:
         last_used_at=row.last_used_at,
         ended_at=row.gone_at,
     )
-
-
-def _format_cursor(last: EnvironmentInfo) -> str:
-    return f"{(last.created_at - EPOCH) // MICROSECOND}.{last.id}"
 
 
 def _parse_cursor(cursor: str | None) -> tuple[datetime, UUID] | None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from arl_core.capacity.ledger import ResourceLedger
 from arl_core.domain.model import Resources, TrajectoryPod
@@ -11,6 +11,7 @@ from arl_scheduler.index.allocations import Allocation, AllocationTable
 from arl_scheduler.index.environments import EnvironmentName, EnvironmentsPerNode, EnvironmentTable, TrackedEnvironment
 from arl_scheduler.index.queued_actions import QueuedActions
 from arl_scheduler.queries.poll_result import AllocationRow, EnvironmentRow
+from arl_store.values import uuid7
 
 __all__ = ["EnvironmentIndex"]
 
@@ -21,7 +22,10 @@ class EnvironmentIndex:
     The ledger counts the resources of each environment.
     """
 
-    def __init__(self, policy: SchedulingPolicy, ledger: ResourceLedger, queued: QueuedActions) -> None:
+    def __init__(
+        self, policy: SchedulingPolicy, ledger: ResourceLedger, queued: QueuedActions, *, cell: int = 0
+    ) -> None:
+        self._cell = cell
         self._policy = policy
         self._ledger = ledger
         self._queued = queued
@@ -163,7 +167,8 @@ class EnvironmentIndex:
         No other action of the environment is offered.
         """
         if environment.is_ended and environment.is_delete_requested and environment.active_action is None:
-            environment.id, environment.node, environment.trajectory_started_at = uuid4(), None, float("inf")
+            environment.id, environment.node = uuid7(self._cell), None
+            environment.trajectory_started_at = float("inf")
             environment.is_confirmed = environment.may_exist = environment.is_ended = (
                 environment.is_delete_requested
             ) = False

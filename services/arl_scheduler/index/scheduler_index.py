@@ -5,7 +5,7 @@ poll corrects the index.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from arl_core.capacity.rate_limited_ledger import RateLimitedLedger
 from arl_core.capacity.snapshot import CellSnapshot
@@ -23,7 +23,7 @@ from arl_scheduler.index.node_table import NodeTable
 from arl_scheduler.index.queued_actions import QueuedActions
 from arl_scheduler.index.rate_limit_timer import RateLimitTimer
 from arl_scheduler.queries.poll_result import AllocationRow, NodeRow, PollResult
-from arl_store.values import to_driver_uuid
+from arl_store.values import to_driver_uuid, uuid7
 from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = ["EnvironmentName", "SchedulerIndex"]
@@ -37,13 +37,16 @@ class SchedulerIndex:
         policy: SchedulingPolicy | None = None,
         curves: CurveCache | None = None,
         min_run_time_s: Callable[[ActionClass], float] = lambda cls: 0.0,
+        *,
+        cell: int = 0,
     ) -> None:
         self._policy = policy or FirstComeFirstServed()
+        self._cell = cell
         self.checkpoint = 0
         self.nodes: dict[int, NodeRow] = {}
         self._ledger = RateLimitedLedger()
         self._queued = QueuedActions(min_run_time_s)
-        self._environments = EnvironmentIndex(self._policy, self._ledger, self._queued)
+        self._environments = EnvironmentIndex(self._policy, self._ledger, self._queued, cell=cell)
         self._action_classes = ActionClassTable()
         self._accounts = ShareAccounting()
         self.curves = curves or CurveCache()
@@ -225,7 +228,7 @@ class SchedulerIndex:
         home = self._environments.table.get(trajectory) if trajectory is not None else None
         began = min(home.trajectory_started_at, row.submitted) if home is not None else None
         if home is None and name is not None:
-            home = self._environments.table[name] = TrackedEnvironment(name, row.environment_id or uuid4())
+            home = self._environments.table[name] = TrackedEnvironment(name, row.environment_id or uuid7(self._cell))
         action = QueuedAction(
             id=id,
             cls=self._action_classes.acquire(row),

@@ -11,11 +11,16 @@ __all__ = ["DatabaseClock", "LeaderElection"]
 
 log = logging.getLogger(__name__)
 
+ONLY_CELL = "default"
+"""Key of the leader's rows. A database has one cell. The key is not its number, so that a change of the number cannot
+make a second leader.
+"""
+
 
 class LeaderElection:
     """An election with at most one holder of the current term. `term` is None while another scheduler leads."""
 
-    def __init__(self, store: PostgresStore, *, cell: str, ttl_s: float) -> None:
+    def __init__(self, store: PostgresStore, *, cell: str = ONLY_CELL, ttl_s: float) -> None:
         self._store = store
         self._cell = cell
         self._ttl_s = ttl_s

@@ -75,7 +75,7 @@ class SchedulingLoop:
         self._notifier = notifier
         self._settings = settings
         self._policy = policy or FirstComeFirstServed()
-        self.election = LeaderElection(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
+        self.election = LeaderElection(store, ttl_s=settings.leader_ttl_s)
         self._refused_queued: set[UUID] = set()
         """Actions that the last round was refused and that are still queued."""
         self._failpoints = Failpoints(settings.failpoints)
@@ -211,9 +211,8 @@ class SchedulingLoop:
 
     async def _poll(self) -> SchedulerIndex:
         await self.duration_learner.begin(term=self._require_term())
-        index = self._index or SchedulerIndex(
-            self._policy, self.duration_learner.curves, self.duration_learner.min_run_time_s
-        )
+        learner, cell = self.duration_learner, self._settings.cell
+        index = self._index or SchedulerIndex(self._policy, learner.curves, learner.min_run_time_s, cell=cell)
         rebuilding = self._index is None
         index.begin_poll()
         self.inbox.is_poll_requested = False

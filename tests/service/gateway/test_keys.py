@@ -277,3 +277,19 @@ async def test_pages_list_every_key_once_newest_first(app: FastAPI, root: httpx.
             if cursor is None:
                 break
     assert seen == ids[::-1]
+
+
+async def test_chosen_key_needs_all_admin_rights_and_is_created_once(root: httpx.AsyncClient, app: FastAPI) -> None:
+    chosen = "tk_" + "c" * 43
+    wanted = {"scopes": ["admin:write"], "key": chosen}
+    first, again = [await root.post(KEYS, json=wanted) for _ in range(2)]
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json()
+    assert first.json()["fingerprint"] == sha256(chosen.encode()).hexdigest()[:16]
+    other = await root.post(KEYS, json={"scopes": ["actions:read"], "key": chosen})
+    assert (other.status_code, other.json()["errors"][0]["field"]) == (409, "key")
+    malformed = await root.post(KEYS, json={"key": "tk_short"})
+    assert (malformed.status_code, "tk_short" in malformed.text) == (422, False)
+    async with client_of(app, chosen) as api:
+        refused = await api.post(KEYS, json={"key": "tk_" + "d" * 43})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (403, "key")

@@ -75,6 +75,15 @@ def up(
         typer.Option(metavar="CIDR", help="Network of the nodes; repeatable.", show_default="that of --listen"),
     ] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use.", show_default="all")] = None,
+    cell: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4095,
+            help="Number of this cell behind a router; the ids contain it.",
+            show_default="that of earlier starts, if any",
+        ),
+    ] = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
     driver: Annotated[
         DriverChoice | None, typer.Option(help="Driver that confines actions.", show_default="the best that works here")
@@ -88,7 +97,9 @@ def up(
     """Start the system: Postgres, the services and the sandbox launcher. If it is up, attach to it."""
     require_server()
     state = LocalState(directory)
-    has_settings = bool(host or listen is not None or network or port or cores or driver or unsafe_local or take_over)
+    has_settings = bool(
+        host or listen is not None or network or port or cores or cell or driver or unsafe_local or take_over
+    )
     if host and listen:
         fail("--host and --listen exclude each other: the gateway has the address of --listen", EXIT_USAGE)
     if (state.directory / "node.json").exists():
@@ -97,6 +108,7 @@ def up(
     if state.supervisor_pid() is None:
         arguments = _supervisor_arguments(state, host or _HOST, port, cores, "unsafe-local" if unsafe_local else driver)
         arguments += ["--take-over"] if take_over else []
+        arguments += ["--cell", str(cell)] if cell is not None else []
         arguments += ["--listen", listen] if listen is not None else []
         arguments += [word for each in network or () for word in ("--network", each)]
         supervisor = spawn_supervisor(state, arguments, detach=detach)
