@@ -19,7 +19,7 @@ from starlette.routing import Match
 
 from arl_kit.http_server.request_envelope import TRACEPARENT_KEY, RequestEnvelope
 from arl_kit.metrics import CONTENT_TYPE, Metrics
-from arl_kit.settings import ServiceSettings
+from arl_kit.settings import ProcessSettings
 from arl_kit.telemetry import current_traceparent, trace_id_of
 from arl_store.tx import FULL_DISK_S, PoolBusy, PostgresStore, is_temporary
 from arl_wire.errors import (
@@ -138,7 +138,7 @@ def create_metrics(service: str, store: PostgresStore) -> Metrics:
     return metrics
 
 
-def metrics_token_check(settings: ServiceSettings) -> Callable[[Request], Awaitable[None]]:
+def metrics_token_check(settings: ProcessSettings) -> Callable[[Request], Awaitable[None]]:
     """Return the dependency that refuses requests to `/metrics` without the installation's metrics token."""
     known = settings.metrics_token_hash
 

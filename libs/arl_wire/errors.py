@@ -21,6 +21,7 @@ TangramError
 │   ├── RateLimited             the key makes too many requests
 │   └── InputFull               the program has not read the earlier input
 ├── Unavailable 503             try again; retry_after_s says when
+│   └── CellUnavailable         the cell of the request does not answer; other cells are not affected
 ├── GatewayTimeout 504          the action continues; repeat the same request to resume waiting
 ├── DatabaseDiskFull 507        the disk of Postgres is full; free space there
 └── Internal 500
@@ -34,6 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
     "BadRequest",
+    "CellUnavailable",
     "Conflict",
     "DatabaseDiskFull",
     "DemandImpossible",
@@ -295,6 +297,12 @@ class Unavailable(TangramError):
     """A service or a node is temporarily unavailable; try again after `retry_after_s`."""
 
     code, status, title = "unavailable", 503, "Temporarily unavailable"
+
+
+class CellUnavailable(Unavailable):
+    """The cell in which the resource is stored does not answer. Only a router of several cells returns it."""
+
+    code, title = "cell_unavailable", "A cell does not answer"
 
 
 class GatewayTimeout(TangramError):

@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from arl_kit.http_server.connection_limits import ConnectionLimits, limited_protocol
-from arl_kit.settings import ServiceSettings
+from arl_kit.settings import ProcessSettings
 from arl_kit.telemetry import set_up_logging
 
 __all__ = ["freeze_heap", "serve"]
@@ -28,7 +28,7 @@ their number has grown by a quarter.
 """
 
 
-def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
+def serve(app: FastAPI, settings: ProcessSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
     """Run until SIGTERM, then finish requests in flight. `on_drain` is called first, to end requests that only wait."""
     set_up_logging(name, settings.log_level)
     freeze_heap()

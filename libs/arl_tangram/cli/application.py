@@ -15,7 +15,7 @@ from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, pools, proje
 from arl_tangram.cli.environments import commands as environment_commands
 from arl_tangram.cli.environments import snapshots, templates
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_error, wants_json
-from arl_tangram.cli.system import consistency_check, doctor, lifecycle, node, process_logs
+from arl_tangram.cli.system import consistency_check, doctor, lifecycle, node, process_logs, router
 
 __all__ = ["app", "main"]
 
@@ -58,7 +58,7 @@ COMMAND_MODULES = (
     *(lifecycle, node, doctor),
     *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints),
     *(top, explain, trace, process_logs),
-    *(nodes, pools, queues, projects, keys, capacity, audit_log, templates, consistency_check),
+    *(nodes, pools, queues, projects, keys, capacity, audit_log, templates, consistency_check, router),
 )
 """Modules in the order of the help page."""
 for module in COMMAND_MODULES:

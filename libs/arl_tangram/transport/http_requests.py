@@ -1,5 +1,6 @@
 """Execution of one request over HTTP. Archives are read from files and written to files."""
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, aclosing, closing
@@ -9,10 +10,13 @@ from typing import Any
 import httpx
 
 from arl_tangram.operations import SdkRequest, SdkResponse
+from arl_wire.cells import MISSING_CELLS_HEADER
 
 __all__ = ["send", "send_async"]
 
 CHUNK_BYTES = 256 << 10
+
+log = logging.getLogger(__name__)
 
 
 def send(http: httpx.Client, call: SdkRequest) -> SdkResponse:
@@ -77,6 +81,9 @@ def _build_request(http: httpx.Client | httpx.AsyncClient, call: SdkRequest, con
 
 def _to_response(response: httpx.Response, call: SdkRequest, elapsed_s: float) -> SdkResponse:
     retry_after = response.headers.get("retry-after", "")
+    if call.method == "GET" and (missing := response.headers.get(MISSING_CELLS_HEADER)):
+        # Without a configured logger, Python prints the text on standard error.
+        log.warning("cell %s does not answer; its items are missing", missing)
     return SdkResponse(
         response.status_code,
         b"" if call.download is not None and response.is_success else response.content,

@@ -1,0 +1,125 @@
+"""The route of all requests: it chooses the handler, and the cell of requests that concern one cell."""
+
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from arl_cell_router.changes import CellChanges
+from arl_cell_router.fleet import CellFleet
+from arl_cell_router.lists import CellLists
+from arl_cell_router.relay import CLIENT_CLOSED, forward
+from arl_cell_router.request_body import has_credentials, read_json
+from arl_cell_router.request_facts import (
+    action_facts,
+    compat_facts,
+    environment_facts,
+    parse_id,
+    score_facts,
+)
+from arl_cell_router.route_table import RouteKind, RouteMatch, match_route
+from arl_cell_router.routing import PlacementFacts
+from arl_cell_router.split_requests import SplitRequests
+from arl_kit.http_server.body_streaming import RequestBodyDrainer
+from arl_wire.cells import CELL_HEADER
+
+__all__ = ["RouterEndpoint"]
+
+Handler = Callable[[Request, RouteMatch], Awaitable[Response]]
+
+COMPAT_KINDS = {RouteKind.COMPAT_SCORE: "score", RouteKind.COMPAT_RUN: "run", RouteKind.COMPAT_CALL: "call"}
+
+
+class RouterEndpoint:
+    """The ASGI application behind the probes. It checks no keys: the gateway of each cell does."""
+
+    def __init__(self, fleet: CellFleet) -> None:
+        self._fleet = fleet
+        lists, split = CellLists(fleet), SplitRequests(fleet)
+        changes = CellChanges(fleet, lists)
+        self._changes = changes
+        self._app = RequestBodyDrainer(self._serve)
+        self._handlers: dict[RouteKind, Handler] = {
+            RouteKind.ACTION: self._submit,
+            RouteKind.ENVIRONMENT: self._submit,
+            RouteKind.SCORE: self._submit,
+            **dict.fromkeys(COMPAT_KINDS, self._compatible),
+            RouteKind.BY_ID: self._by_id,
+            RouteKind.BATCH: lambda request, route: split.submit_batch(request),
+            RouteKind.WAIT: lambda request, route: split.wait(request),
+            RouteKind.END_TRAJECTORY: lambda request, route: split.end_trajectory(request),
+            RouteKind.PAGE: lists.page,
+            RouteKind.TABLE: lists.table,
+            RouteKind.ITEM: lists.item,
+            RouteKind.CHANGE_ALL: changes.change_all,
+            RouteKind.CREATE_KEY: lambda request, route: changes.create_key(request),
+            RouteKind.REVOKE_KEY: changes.revoke_key,
+            RouteKind.NAMED: changes.change_named,
+            RouteKind.ONE_CELL: self._one_cell,
+            RouteKind.ANY: self._any,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        route = match_route(request.method, scope["path"])
+        scope["route"] = SimpleNamespace(path=route.template)
+        try:
+            response = await self._respond(request, route)
+        except ClientDisconnect:
+            response = Response(status_code=CLIENT_CLOSED)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request, route: RouteMatch) -> Response:
+        links = self._fleet.links
+        if (named := request.headers.get(CELL_HEADER)) is not None:
+            return await forward(request, links[self._fleet.routing.parse_header(named)])
+        if len(links) == 1:
+            return await forward(request, next(iter(links.values())))
+        if not has_credentials(request):
+            return await self._any(request, route)
+        return await self._handlers[route.kind](request, route)
+
+    async def _submit(self, request: Request, route: RouteMatch) -> Response:
+        """Forward a new action, environment or score call to the cell that its body names."""
+        body, value = await read_json(request)
+        facts = PlacementFacts()
+        if value is not None:
+            facts = self._body_facts(value, route, request.headers.get("idempotency-key") or None)
+        return await forward(request, self._fleet.choose(facts), body=body)
+
+    def _body_facts(self, value: Any, route: RouteMatch, key: str | None) -> PlacementFacts:
+        if route.kind is RouteKind.ACTION:
+            return action_facts(value, key=key)
+        return environment_facts(value, key=key) if route.kind is RouteKind.ENVIRONMENT else score_facts(value)
+
+    async def _compatible(self, request: Request, route: RouteMatch) -> Response:
+        """Forward a request of another protocol to the cell of its trajectory, if it names one."""
+        facts = compat_facts(route.params, request.query_params, request.headers, kind=COMPAT_KINDS[route.kind])
+        if route.kind is not RouteKind.COMPAT_RUN or not facts.is_free:
+            return await forward(request, self._fleet.choose(facts))
+        body = await request.body()
+        repeated = sha256(request.headers.get("x-request-id", "").encode() + b"\n" + body).hexdigest()
+        return await forward(request, self._fleet.choose(PlacementFacts(key=repeated)), body=body)
+
+    async def _by_id(self, request: Request, route: RouteMatch) -> Response:
+        """Forward a request for an action, an environment or a snapshot to its cell."""
+        id = parse_id(route.params["id"])
+        if id is None:
+            return await self._any(request, route)
+        name = route.params["list"].removesuffix("s")
+        return await forward(request, self._fleet.links[self._fleet.routing.cell_of_id(id, name)])
+
+    async def _any(self, request: Request, route: RouteMatch) -> Response:
+        """Forward a request that any cell can serve."""
+        return await forward(request, self._fleet.next_link())
+
+    async def _one_cell(self, request: Request, route: RouteMatch) -> Response:
+        """Refuse a request about one cell that does not name it."""
+        raise self._changes.header_needed(f"{request.url.path} concerns one cell")

@@ -1,0 +1,105 @@
+"""Which requests concern one cell, and which ones the router answers from several."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = ["RouteKind", "RouteMatch", "match_route"]
+
+
+class RouteKind(StrEnum):
+    """How the router serves a request."""
+
+    ACTION = "action"
+    ENVIRONMENT = "environment"
+    SCORE = "score"
+    COMPAT_SCORE = "compat_score"
+    COMPAT_RUN = "compat_run"
+    """SandboxFusion: a repeated request resumes the run of the first, so equal bodies go to one cell."""
+    COMPAT_CALL = "compat_call"
+    BY_ID = "by_id"
+    BATCH = "batch"
+    WAIT = "wait"
+    PAGE = "page"
+    """A list with pages in order of time, merged from all cells."""
+    TABLE = "table"
+    """A list by name, merged from all cells."""
+    ITEM = "item"
+    """One item of a list by name, merged from all cells."""
+    CHANGE_ALL = "change_all"
+    CREATE_KEY = "create_key"
+    REVOKE_KEY = "revoke_key"
+    END_TRAJECTORY = "end_trajectory"
+    NAMED = "named"
+    """A change of a node or a pool, which belongs to one cell."""
+    ONE_CELL = "one_cell"
+    """A report about one cell; the header must name it."""
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteMatch:
+    """The route of a request, its template for metrics, and the parameters in its path."""
+
+    kind: RouteKind
+    template: str
+    params: Mapping[str, str] = field(default_factory=dict)
+
+
+_PREFIX = r"(?:/t/(?P<task>[^/]+))?(?:/reward-services/(?P<service>[^/]+))?(?:/ng-rollout/(?P<trajectory>[^/]+))?"
+_SCORES = (
+    "get_reward|slime/reward|generate|seed_session|verify|pooling|v1/embeddings|v1/chat/completions|v1/completions"
+    "|(?:v1/)?classify|(?:v1/)?score|(?:v[12]/)?rerank"
+)
+_RULES: tuple[tuple[str, str, RouteKind], ...] = (
+    ("POST", "/v1/actions", RouteKind.ACTION),
+    ("POST", "/v1/actions:batch", RouteKind.BATCH),
+    ("POST", "/v1/actions:wait", RouteKind.WAIT),
+    ("GET", "/v1/(?P<list>actions|environments|snapshots)", RouteKind.PAGE),
+    ("POST", "/v1/environments", RouteKind.ENVIRONMENT),
+    ("*", "/v1/(?P<list>actions|environments|snapshots)/(?P<id>[^/]+)(?:/.*)?", RouteKind.BY_ID),
+    ("POST", "/v1/scores", RouteKind.SCORE),
+    ("DELETE", "/v1/trajectories/(?P<trajectory>.+)", RouteKind.END_TRAJECTORY),
+    ("GET", "/v1/(?P<list>reward-services|endpoints)", RouteKind.TABLE),
+    ("GET", "/v1/(?P<list>reward-services|endpoints)/(?P<name>[^/]+)", RouteKind.ITEM),
+    ("*", "/v1/(?P<list>reward-services)(?:/(?P<name>[^/]+)(?:/(?P<verb>[^/]+))?)?", RouteKind.CHANGE_ALL),
+    ("GET", "/v1/admin/(?P<list>nodes|pools|queues|projects|keys|stragglers)", RouteKind.TABLE),
+    ("POST", "/v1/admin/keys", RouteKind.CREATE_KEY),
+    ("DELETE", "/v1/admin/keys/(?P<id>[^/]+)", RouteKind.REVOKE_KEY),
+    ("*", "/v1/admin/(?P<list>queues|projects)/(?P<name>.+)", RouteKind.CHANGE_ALL),
+    ("*", "/v1/admin/(?P<list>nodes|pools)/(?P<name>.+)", RouteKind.NAMED),
+    ("*", "/v1/admin/.+", RouteKind.ONE_CELL),
+    ("*", "/v1/nodes/join", RouteKind.ONE_CELL),
+    ("POST", f"{_PREFIX}/(?:{_SCORES})", RouteKind.COMPAT_SCORE),
+    ("POST", f"{_PREFIX}/run_code", RouteKind.COMPAT_RUN),
+    ("*", f"{_PREFIX}/endpoints/(?P<endpoint>[^/]+)(?:/.*)?", RouteKind.COMPAT_CALL),
+    (
+        "*",
+        f"{_PREFIX}/v1/(?P<list>environments)/(?P<id>[^/]+)/swerex/.*",
+        RouteKind.BY_ID,
+    ),
+)
+_COMPILED = tuple((method, re.compile(pattern), kind) for method, pattern, kind in _RULES)
+_READS = frozenset({"GET", "HEAD"})
+
+
+def match_route(method: str, path: str) -> RouteMatch:
+    """Return the route of a request. `path` is decoded and has no query."""
+    for wanted, pattern, kind in _COMPILED:
+        if wanted not in (method, "*"):
+            continue
+        found = pattern.fullmatch(path)
+        if found is None:
+            continue
+        if kind is RouteKind.CHANGE_ALL and method in _READS:
+            break
+        params = {name: value for name, value in found.groupdict().items() if value is not None}
+        return RouteMatch(kind, _template(kind, params), params)
+    return RouteMatch(RouteKind.ANY, RouteKind.ANY)
+
+
+def _template(kind: RouteKind, params: Mapping[str, str]) -> str:
+    """Return a label with few values: names and ids of requests are left out."""
+    listed = params.get("list")
+    return f"{kind}:{listed}" if listed is not None else str(kind)

@@ -1,0 +1,192 @@
+"""Requests whose parts belong to several cells: batches, waits, and the end of a trajectory."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from arl_cell_router.batch_parts import (
+    BatchSplit,
+    can_split_batch,
+    merge_batch,
+    merge_wait,
+    split_batch,
+    split_wait,
+)
+from arl_cell_router.cell_link import CellLink, CellReply
+from arl_cell_router.fleet import CellFleet, RelayedHead
+from arl_cell_router.relay import forward, reply_response, request_head
+from arl_cell_router.request_body import json_head, read_json, to_json
+from arl_cell_router.responses import json_response, missing_cells, raise_missing
+from arl_kit.internal_api import cancel_on_disconnect
+from arl_wire.actions.action import WaitRequest
+from arl_wire.errors import CellUnavailable, ProblemDetails, TangramError, error_from_problem
+
+__all__ = ["SplitRequests"]
+
+RETRY_PAUSE_S = 0.25
+"""Seconds between requests to a cell whose gateway answers that it cannot serve them."""
+RESPONSE_MARGIN_S = 15.0
+
+
+class SplitRequests:
+    """The handlers of requests that are split by cell."""
+
+    def __init__(self, fleet: CellFleet) -> None:
+        self._fleet = fleet
+
+    async def submit_batch(self, request: Request) -> Response:
+        """Send each action of a batch to its cell, all at once. Results are in the order of the request.
+
+        All cells get the same `Idempotency-Key`, so that a repetition after an error submits nothing twice. The items
+        of a cell that fails get its error; the others are accepted.
+        """
+        body, value = await read_json(request)
+        if not can_split_batch(value):
+            return await forward(request, self._fleet.next_link(), body=body)
+        split = split_batch(value, self._fleet.routing, key=request.headers.get("idempotency-key") or None)
+        parts = self._assign_free_items(split)
+        if len(parts) == 1 and not split.refused:
+            return await forward(request, self._fleet.links[next(iter(parts))], body=body)
+        actions = value["actions"]
+        bodies = {
+            cell: to_json({**value, "actions": [actions[index] for index in indexes]})
+            for cell, indexes in parts.items()
+        }
+        head = json_head(request_head(request))
+        replies = await self._fleet.ask(dict.fromkeys(parts, head), bodies)
+        if replies and not any(isinstance(each, CellReply) and each.is_success for each in replies.values()):
+            return _first_failure(replies)
+        items, refused = _batch_results(replies, parts, split)
+        return json_response({"items": merge_batch(len(actions), parts, items, refused)}, 202)
+
+    def _assign_free_items(self, split: BatchSplit) -> dict[int, list[int]]:
+        """Return the parts with the items of any cell spread over the cells that are up."""
+        parts = {cell: list(indexes) for cell, indexes in split.parts.items() if cell is not None}
+        for index in split.parts.get(None, ()):
+            try:
+                parts.setdefault(self._fleet.next_link().number, []).append(index)
+            except CellUnavailable as error:
+                split.refused[index] = error
+        return {cell: sorted(indexes) for cell, indexes in parts.items()}
+
+    async def wait(self, request: Request) -> Response:
+        """Wait for actions of several cells. The ids of a cell that does not answer in time are pending."""
+        body, value = await read_json(request)
+        try:
+            asked = WaitRequest.model_validate(value)
+            parts, unknown = split_wait([str(id) for id in asked.ids], self._fleet.routing)
+        except (ValidationError, ValueError):
+            return await forward(request, self._fleet.next_link(), body=body)
+        if len(parts) == 1 and not unknown:
+            return await forward(request, self._fleet.links[next(iter(parts))], body=body)
+        waiting = _CellWaits(self._fleet, json_head(request_head(request)), parts, asked)
+        replies = await cancel_on_disconnect(request, waiting.run())
+        failed = [reply for reply in replies.values() if not reply.is_success]
+        if failed:
+            return reply_response(failed[0])
+        missing = sorted(parts.keys() - replies.keys()) if waiting.is_over else []
+        if parts and not replies:
+            raise_missing(self._fleet, missing)
+        answers = {cell: reply.json() for cell, reply in replies.items()}
+        merged = merge_wait(list(dict.fromkeys(map(str, asked.ids))), answers, parts, unknown)
+        return json_response(merged, missing=missing)
+
+    async def end_trajectory(self, request: Request) -> Response:
+        """End a trajectory in each cell that has it. An environment from a snapshot may live in another cell."""
+        replies = await self._fleet.ask_all(request_head(request))
+        missing = missing_cells(replies)
+        found = [reply for reply in replies.values() if isinstance(reply, CellReply) and not reply.is_missing]
+        ended = [reply for reply in found if reply.is_success]
+        if ended:
+            return json_response(None, ended[0].status, missing=missing)
+        if missing:
+            raise_missing(self._fleet, missing)
+        return reply_response(found[0])
+
+
+class _CellWaits:
+    """One wait in each cell, with a common end."""
+
+    def __init__(
+        self, fleet: CellFleet, head: RelayedHead, parts: Mapping[int, Sequence[str]], asked: WaitRequest
+    ) -> None:
+        self._fleet, self._head, self._parts = fleet, head, parts
+        self._until: Literal["any", "all"] = asked.until
+        self._ends_at = asyncio.get_running_loop().time() + asked.timeout_s
+        self.is_over = True
+        """False if the waits ended early, because one action settled and `any` was asked for."""
+
+    async def run(self) -> dict[int, CellReply]:
+        """Return the responses of the cells that answered in time."""
+        tasks = {asyncio.create_task(self._wait_in(self._fleet.links[cell])): cell for cell in self._parts}
+        pending = set(tasks)
+        replies: dict[int, CellReply] = {}
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                replies |= {tasks[task]: reply for task in done if (reply := task.result()) is not None}
+                if any(self._ends_wait(reply) for reply in replies.values()):
+                    self.is_over = not pending
+                    break
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        return replies
+
+    def _ends_wait(self, reply: CellReply) -> bool:
+        return not reply.is_success or (self._until == "any" and bool(reply.json()["settled"]))
+
+    async def _wait_in(self, link: CellLink) -> CellReply | None:
+        """Return the response of a cell, or None if it does not answer in time. A cell that returns is asked again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            left_s = max(0.0, self._ends_at - loop.time())
+            if await link.availability.wait_up(left_s):
+                body = {"ids": list(self._parts[link.number]), "until": self._until}
+                content = to_json({**body, "timeout_s": max(0.0, self._ends_at - loop.time())})
+                try:
+                    reply = await link.call(
+                        "POST", self._head.target, self._head.headers, content, timeout_s=left_s + RESPONSE_MARGIN_S
+                    )
+                except CellUnavailable:
+                    pass
+                else:
+                    if not reply.is_missing:
+                        return reply
+            if self._ends_at - loop.time() <= 0:
+                return None
+            await asyncio.sleep(min(RETRY_PAUSE_S, self._ends_at - loop.time()))
+
+
+def _batch_results(
+    replies: Mapping[int, CellReply | CellUnavailable], parts: Mapping[int, Sequence[int]], split: BatchSplit
+) -> tuple[dict[int, list[Any]], dict[int, TangramError]]:
+    """Return the results of the cells that accepted their part, and the errors of all other items."""
+    items: dict[int, list[Any]] = {}
+    refused = dict(split.refused)
+    for cell, reply in replies.items():
+        if isinstance(reply, CellReply) and reply.is_success:
+            items[cell] = reply.json()["items"]
+        else:
+            refused |= dict.fromkeys(parts[cell], reply if isinstance(reply, CellUnavailable) else _error_of(reply))
+    return items, refused
+
+
+def _first_failure(replies: Mapping[int, CellReply | CellUnavailable]) -> Response:
+    for reply in replies.values():
+        if isinstance(reply, CellReply):
+            return reply_response(reply)
+    raise next(error for error in replies.values() if isinstance(error, CellUnavailable))
+
+
+def _error_of(reply: CellReply) -> TangramError:
+    try:
+        return error_from_problem(ProblemDetails.model_validate(json.loads(reply.body)))
+    except ValueError:
+        return CellUnavailable(f"cell {reply.cell} answered with status {reply.status}", retry_after_s=1)
