@@ -98,7 +98,7 @@ def a_router(machines: dict[int, Machine]) -> Iterator[str]:
     options = [word for each in named for word in ("--cell", each)]
     command = [sys.executable, "-m", "arl_tangram.cli", "router", *options, "--port", str(port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
-    router = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    router = subprocess.Popen(command, env=environment)
     url = f"http://127.0.0.1:{port}"
     try:
         asyncio.run(eventually(lambda: is_ready(url), timeout_s=FAR_S))
@@ -166,8 +166,9 @@ def test_environment_and_all_that_comes_from_it_stay_in_its_cell(cells: Cells) -
                 by_name = api.run(
                     task="env",
                     trajectory=environment.info.trajectory,
-                    environment={"scope": "trajectory"},
                     argv=["cat", "a.txt"],
+                    memory_mib=32,
+                    disk_mib=8,
                 )
                 with api.environment(task="env", snapshot=saved.id) as copy:
                     assert copy.files.read("a.txt") == b"text"
@@ -213,7 +214,7 @@ async def test_actions_of_the_other_cell_go_on_while_one_has_no_postgres(cells: 
         begun = {
             cell: [
                 (await patient.submit(task="t", trajectory=name, argv=marking(marks, f"{cell}-{number}"), **SMALL)).id
-                for number in range(8)
+                for number in range(5)
             ]
             for cell, name in names.items()
         }
@@ -232,7 +233,7 @@ async def test_actions_of_the_other_cell_go_on_while_one_has_no_postgres(cells: 
         settled = await patient.wait([id for ids in begun.values() for id in ids], timeout_s=FAR_S)
     assert [action.outcome for action in settled] == ["ok"] * len(settled)
     ran = Counter(path.name.partition(".")[0] for path in marks.iterdir())
-    assert ran == {f"{cell}-{number}": 1 for cell in (1, 2) for number in range(8)}
+    assert ran == {f"{cell}-{number}": 1 for cell in (1, 2) for number in range(5)}
     assert cells.machines[1].ready_pid_of("postgres") == before[1]
     assert cells.machines[2].ready_pid_of("postgres") != before[2]
     for machine in cells.machines.values():
@@ -241,7 +242,7 @@ async def test_actions_of_the_other_cell_go_on_while_one_has_no_postgres(cells: 
 
 def marking(directory: Path, name: str) -> list[str]:
     """Return a command that leaves one file for each of its runs."""
-    return ["sh", "-c", f"touch {directory}/{name}.$$; sleep 1.5"]
+    return ["sh", "-c", f"touch {directory}/{name}.$$; sleep 1"]
 
 
 @asynccontextmanager
@@ -263,7 +264,7 @@ async def check_requests_of_cell_1(patient: AsyncTangram, trajectory: str) -> No
     """Its actions run, and none waits for the other cell."""
     for _ in range(5):
         at = time.monotonic()
-        action: Action = await patient.run(task="t", trajectory=trajectory, argv=["true"], **SMALL)
+        action: Action = await patient.run(task="t", trajectory=trajectory, scope="ephemeral", argv=["true"], **SMALL)
         assert (action.ok, cell_of(action.id)) == (True, 1)
         assert time.monotonic() - at < 10
 
