@@ -77,7 +77,7 @@ _OTHER_SETTINGS = (
     *("bench_peer", "engine_keys", "instead_of", "engines_dir", "failpoints"),
     *("host", "port", "driver", "node_name", "advertise_url", "admission_url", "scheduler_url", "service_token"),
     *("credential_id", "node_token_master", "join_token", "ends_at"),
-    *("cells", "cell_weights", "fallback_cell", "cell_connections"),
+    *("cells", "cell_weights", "fallback_cell", "cell_check_s", "cell_connections"),
     *("caller_keys", "metrics_token_hash", "launcher_socket", "launcher_dir", "snapshots_dir", "spool_dir"),
 )
 """Settings that other programs read, or that only processes started by hand need."""

@@ -60,6 +60,7 @@ def _create_fleet(settings: CellRouterSettings, metrics: RouterMetrics) -> CellF
             number,
             url,
             max_connections=settings.cell_connections,
+            check_s=settings.cell_check_s,
             count=partial(metrics.count_request, number),
             report=partial(metrics.set_up, number),
         )

@@ -20,8 +20,6 @@ __all__ = ["CellAvailability", "CellLink", "CellReply"]
 CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 15.0
 """Seconds for a complete response, except those that wait for actions."""
-CHECK_TIMEOUT_S = 2.0
-CHECK_INTERVAL_S = 1.0
 CHECKS_TO_DOWN, CHECKS_TO_UP = 2, 2
 """Consecutive checks that change the state, so that one lost response does not."""
 RETRY_AFTER_S = 2
@@ -106,12 +104,16 @@ class CellLink:
         url: str,
         *,
         max_connections: int,
+        check_s: float,
         count: Callable[[str], None],
         report: Callable[[bool], None],
     ) -> None:
-        """Create a link. `count` gets the outcome of each request, and `report` the state after each check."""
+        """Create a link that checks the cell every `check_s` seconds.
+
+        `count` gets the outcome of each request, and `report` the state after each check.
+        """
         self.number = number
-        self._count, self._report = count, report
+        self._check_s, self._count, self._report = check_s, count, report
         self.availability = CellAvailability()
         self._url = url
         self._max_connections = max_connections
@@ -200,7 +202,7 @@ class CellLink:
 
     async def _check_forever(self) -> None:
         while True:
-            await asyncio.sleep(CHECK_INTERVAL_S)
+            await asyncio.sleep(self._check_s)
             await self._check()
 
     async def _check(self) -> None:
@@ -214,7 +216,7 @@ class CellLink:
         if self._session is None:
             raise RuntimeError("the checks need start() first")
         try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
+            async with asyncio.timeout(2 * self._check_s):
                 async with self._session.get(f"{self._url}/readyz?max_age_s=1") as response:
                     said = await response.json(content_type=None)
                 if response.status != 200:

@@ -26,6 +26,13 @@ class CellRouterSettings(ProcessSettings):
         description="Cell to which the router sends ids that name no cell of it: the system that made ids before it had"
         " a number. Absent: such ids are unknown",
     )
+    cell_check_s: float = Field(
+        default=1.0,
+        gt=0,
+        le=30,
+        description="Seconds between health checks of a cell. A check fails after twice this time, and two failed checks"
+        " take the cell out",
+    )
     cell_connections: int = Field(default=2048, ge=1, le=65536, description="Maximum number of connections to a cell")
     max_body_mib: int = Field(default=64, ge=1, le=1024, description="Maximum MiB of a request body")
     max_archive_mib: int = Field(

@@ -1,0 +1,348 @@
+"""Test the router in front of fake cells: forwarding, faults, and changes of all cells."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from arl_store.values import uuid7
+from support.cells import FakeCell, a_router_of
+from support.conditions import eventually
+
+PROBLEM = {"title": "x", "status": 503, "code": "unavailable", "detail": "the database is not reachable"}
+KEY = {"id": 3, "fingerprint": "f", "created_at": "2026-03-02T09:00:00Z"}
+
+
+def two_cells() -> tuple[FakeCell, FakeCell]:
+    return FakeCell(1), FakeCell(2)
+
+
+async def is_up(api: httpx.AsyncClient, cell: int) -> bool:
+    return bool((await api.get("/v1/cells")).json()["items"][cell - 1]["up"])
+
+
+async def wait_down(api: httpx.AsyncClient, cell: int) -> None:
+    async def is_down() -> bool:
+        return not await is_up(api, cell)
+
+    await eventually(is_down)
+
+
+async def test_request_reaches_its_cell_unchanged_without_headers_of_the_connection() -> None:
+    one, two = two_cells()
+    id = uuid7(2)
+    async with a_router_of(one, two) as api:
+        sent = {"connection": "x-hop", "x-hop": "1", "x-end": "2", "x-forwarded-for": "10.0.0.9", "te": "trailers"}
+        answer = await api.put(f"/v1/environments/{id}/files/a%2Fb?x=%20y", json={"a": 1}, headers=sent)
+    assert (answer.json(), answer.headers["tangram-cell"]) == ({"served_by": 2}, "2")
+    [request] = two.requests
+    assert (request.raw_path, two.bodies) == (f"/v1/environments/{id}/files/a%2Fb?x=%20y", [{"a": 1}])
+    assert request.headers["x-forwarded-for"] == "10.0.0.9, 127.0.0.1"
+    assert (request.headers["x-end"], request.headers["authorization"]) == ("2", "Bearer tk_x")
+    assert {"x-hop", "te"}.isdisjoint(request.headers)
+    assert request.headers["traceparent"].split("-")[1] == answer.headers["traceparent"].split("-")[1]
+    assert not one.requests
+
+
+async def test_header_chooses_the_cell_of_any_request() -> None:
+    one, two = two_cells()
+    async with a_router_of(one, two) as api:
+        assert (await api.get("/v1/admin/capacity", headers={"tangram-cell": "2"})).json() == {"served_by": 2}
+        for path in ("/v1/admin/capacity", "/v1/admin/audit-log"):
+            refused = await api.get(path)
+            assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "header.Tangram-Cell")
+        assert (await api.get("/v1/actions", headers={"tangram-cell": "3"})).status_code == 400
+
+
+async def test_output_passes_through_while_it_arrives_and_ends_with_the_client() -> None:
+    [cell] = cells = (FakeCell(1),)
+    gone = asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            await response.write(b"data: first\n\n")
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        return response
+
+    path = f"/v1/actions/{uuid7(1)}/logs"
+    cell.answers[f"GET {path}"] = stream
+    async with a_router_of(*cells, FakeCell(2)) as api:
+        async with api.stream("GET", path) as response:
+            assert await anext(response.aiter_bytes()) == b"data: first\n\n"
+            assert response.headers["content-type"] == "text/event-stream"
+        await asyncio.wait_for(gone.wait(), 10)
+
+
+async def test_client_that_disconnects_cancels_the_request_to_the_cell() -> None:
+    one, two = two_cells()
+    begun, gone = asyncio.Event(), asyncio.Event()
+
+    async def score(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        raise AssertionError
+
+    for cell in (one, two):
+        cell.answers["POST /v1/scores"] = cell.answers["POST /get_reward"] = score
+    async with a_router_of(one, two) as api:
+        for path in ("/v1/scores", "/get_reward"):  # a body that is read, and one that is streamed
+            begun.clear()
+            gone.clear()
+            calling = asyncio.create_task(api.post(path, json={"task": "t"}))
+            await asyncio.wait_for(begun.wait(), 10)
+            calling.cancel()
+            await asyncio.wait_for(gone.wait(), 10)
+
+
+async def test_body_is_forwarded_while_it_arrives() -> None:
+    one, two = two_cells()
+    received, path = asyncio.Event(), f"/v1/environments/{uuid7(1)}/archive"
+
+    async def upload(request: web.Request) -> web.StreamResponse:
+        assert await request.content.readany() == b"first"
+        received.set()
+        return web.json_response({"rest": (await request.read()).decode()})
+
+    async def parts() -> Any:
+        yield b"first"
+        await asyncio.wait_for(received.wait(), 10)
+        yield b"second"
+
+    one.answers[f"PUT {path}"] = upload
+    async with a_router_of(one, two) as api:
+        assert (await api.put(path, content=parts())).json() == {"rest": "second"}
+
+
+async def test_body_above_the_limit_is_refused_and_blames_no_cell() -> None:
+    async def parts() -> Any:
+        for _ in range(40):
+            yield b"x" * (64 << 10)
+
+    async with a_router_of(*two_cells(), max_body_mib=1) as api:
+        for path in (f"/v1/environments/{uuid7(1)}/files/a", f"/v1/actions/{uuid7(1)}/input"):
+            refused = await api.put(path, content=parts())
+            assert (refused.status_code, refused.json()["code"]) == (413, "too_large")
+        assert await is_up(api, 1)
+
+
+async def test_frozen_cell_delays_no_request_for_another() -> None:
+    one, two = two_cells()
+    async with a_router_of(one, two) as api:
+        two.is_frozen = True
+        waiting = [asyncio.create_task(api.get(f"/v1/actions/{uuid7(2)}")) for _ in range(20)]
+        at = time.monotonic()
+        for _ in range(20):
+            assert (await api.get(f"/v1/actions/{uuid7(1)}")).json() == {"served_by": 1}
+        assert time.monotonic() - at < 5
+        await wait_down(api, 2)
+        refused = await api.get(f"/v1/actions/{uuid7(2)}")
+        assert (refused.status_code, refused.json()["code"]) == (503, "cell_unavailable")
+        assert refused.json()["detail"].startswith("cell 2 does not answer (TimeoutError at the health check)")
+        assert (await api.get("/v1/actions", params={"limit": 0})).json() == {"served_by": 1}
+        for task in waiting:
+            task.cancel()
+
+
+async def test_address_of_another_cell_gets_no_requests() -> None:
+    one, two = two_cells()
+    async with a_router_of(one, two) as api:
+        two.is_ready = False
+        await wait_down(api, 2)
+        two.number, two.is_ready = 3, True
+
+        async def names_it() -> bool:
+            return (await api.get("/v1/cells")).json()["items"][1]["problem"] == "the system at this address is cell 3"
+
+        await eventually(names_it)
+        assert (await api.get(f"/v1/actions/{uuid7(2)}")).status_code == 503
+    assert not two.requests
+
+
+async def test_answer_of_a_gateway_without_postgres_names_its_cell() -> None:
+    one, two = two_cells()
+    path = f"/v1/actions/{uuid7(2)}"
+    two.answer(f"GET {path}", PROBLEM, 503)
+    async with a_router_of(one, two) as api:
+        answer = await api.get(path)
+    assert (answer.status_code, answer.json()["detail"]) == (503, "cell 2: the database is not reachable")
+
+
+async def test_request_without_key_is_not_read_and_goes_to_any_cell() -> None:
+    one, two = two_cells()
+    async with a_router_of(one, two) as api:
+        del api.headers["authorization"]
+        batch = {"actions": [{"task": "t", "environment": {"id": str(uuid7(cell))}} for cell in (1, 2)]}
+        assert (await api.post("/v1/actions:batch", json=batch)).status_code == 200
+    assert [*one.bodies, *two.bodies] == [batch]
+
+
+async def test_malformed_batch_and_wait_are_explained_by_a_gateway() -> None:
+    one, two = two_cells()
+    async with a_router_of(one, two) as api:
+        for body in (b"{", b"[]", b'{"actions": []}', b'{"ids": ["x"]}', b"[" * 5000):
+            for path in ("/v1/actions:batch", "/v1/actions:wait", "/v1/actions", "/v1/environments"):
+                await api.post(path, content=body, headers={"content-type": "text/plain"})
+    assert len(one.requests) + len(two.requests) == 20
+
+
+async def test_change_is_applied_to_no_cell_while_one_is_down() -> None:
+    one, two = two_cells()
+    async with a_router_of(one, two) as api:
+        two.is_ready = False
+        await wait_down(api, 2)
+        for refused in (
+            await api.patch("/v1/admin/queues/t", json={"paused": True}),
+            await api.post("/v1/admin/keys", json={}),
+            await api.delete("/v1/admin/keys/4097"),
+        ):
+            assert refused.status_code == 503
+            assert refused.json()["detail"].startswith("cell 2 does not answer; nothing was changed")
+    assert not one.requests
+
+
+async def test_change_that_fails_midway_names_the_cells_that_have_it() -> None:
+    one, two = two_cells()
+    one.answer("PATCH /v1/admin/queues/t", {"task": "t", "queued": 1, "running": 0})
+    two.answer("PATCH /v1/admin/queues/t", PROBLEM, 503)
+    async with a_router_of(one, two) as api:
+        lost = await api.patch("/v1/admin/queues/t", json={"paused": True})
+        two.answer("PATCH /v1/admin/queues/t", {**PROBLEM, "detail": "no queue"}, 404)
+        refused = await api.patch("/v1/admin/queues/t", json={"paused": True})
+        two.answer("PATCH /v1/admin/queues/t", {"task": "t", "queued": 2, "running": 0})
+        done = await api.patch("/v1/admin/queues/t", json={"paused": True})
+    said = "; cell 1 did, and the same request may be repeated"
+    assert (lost.status_code, lost.json()["detail"]) == (503, f"cell 2 did not confirm the change{said}")
+    assert (refused.status_code, refused.json()["detail"]) == (409, f"cell 2 refused the change: no queue{said}")
+    assert (done.status_code, done.json()["queued"]) == (200, 3)
+
+
+async def test_repeated_creation_of_a_key_sends_the_same_key() -> None:
+    one, two = two_cells()
+    sent: list[str] = []
+
+    async def create(request: web.Request) -> web.StreamResponse:
+        sent.append((await request.json())["key"])
+        return web.json_response({**KEY, "key": sent[-1]}, status=201)
+
+    one.answers["POST /v1/admin/keys"] = create
+    two.answer("POST /v1/admin/keys", PROBLEM, 503)
+    async with a_router_of(one, two) as api:
+        failed = await api.post("/v1/admin/keys", json={"scopes": ["actions:read"]})
+        assert (failed.status_code, sent[0] in failed.text) == (503, False)
+        two.answers["POST /v1/admin/keys"] = create
+        made = await api.post("/v1/admin/keys", json={"scopes": ["actions:read"]})
+        assert (made.status_code, made.json()["id"]) == (201, 3 * 4096 + 1)
+        await api.post("/v1/admin/keys", json={"scopes": ["actions:read"]})
+    assert (len(set(sent[:3])), len(set(sent[3:]))) == (1, 1)
+    assert sent[0] != sent[3]
+
+
+async def test_node_is_changed_in_its_only_cell() -> None:
+    one, two = two_cells()
+    one.answer("GET /v1/admin/nodes", {"items": [{"name": "a"}, {"name": "both"}]})
+    two.answer("GET /v1/admin/nodes", {"items": [{"name": "b"}, {"name": "both"}]})
+    async with a_router_of(one, two) as api:
+        changed = await api.patch("/v1/admin/nodes/b", json={"cordoned": True})
+        ambiguous = await api.patch("/v1/admin/nodes/both", json={"cordoned": True})
+        unknown = await api.delete("/v1/admin/nodes/c")
+    assert (changed.json(), two.bodies) == ({"served_by": 2}, [{"cordoned": True}])
+    assert (ambiguous.status_code, ambiguous.json()["errors"][0]["field"]) == (409, "header.Tangram-Cell")
+    assert (unknown.status_code, one.bodies) == (404, [])
+
+
+async def test_wait_asks_a_cell_again_that_could_not_answer() -> None:
+    one, two = two_cells()
+    ids = [str(uuid7(cell)) for cell in (1, 2)]
+    one.answer("POST /v1/actions:wait", {"settled": [{"id": ids[0]}], "pending": [], "unknown": []})
+    attempts: list[Any] = []
+
+    async def wait(request: web.Request) -> web.StreamResponse:
+        attempts.append(await request.json())
+        settled = {"settled": [{"id": ids[1]}], "pending": [], "unknown": []}
+        return web.json_response(PROBLEM if len(attempts) < 3 else settled, status=503 if len(attempts) < 3 else 200)
+
+    two.answers["POST /v1/actions:wait"] = wait
+    async with a_router_of(one, two) as api:
+        answer = await api.post("/v1/actions:wait", json={"ids": ids[::-1], "timeout_s": 10})
+    assert answer.json() == {"settled": [{"id": ids[1]}, {"id": ids[0]}], "pending": [], "unknown": []}
+    assert [each["ids"] for each in attempts] == [[ids[1]]] * 3
+    assert 10 >= attempts[0]["timeout_s"] > attempts[2]["timeout_s"] > 5
+
+
+async def test_wait_for_any_ends_with_the_first_cell_and_cancels_the_others() -> None:
+    one, two = two_cells()
+    ids = [str(uuid7(cell)) for cell in (1, 2, 9)]
+    one.answer("POST /v1/actions:wait", {"settled": [{"id": ids[0]}], "pending": [], "unknown": []})
+    gone = asyncio.Event()
+
+    async def wait(request: web.Request) -> web.StreamResponse:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        raise AssertionError
+
+    two.answers["POST /v1/actions:wait"] = wait
+    async with a_router_of(one, two) as api:
+        answer = await api.post("/v1/actions:wait", json={"ids": ids, "until": "any", "timeout_s": 30})
+        await asyncio.wait_for(gone.wait(), 10)
+    assert answer.json() == {"settled": [{"id": ids[0]}], "pending": [ids[1]], "unknown": [ids[2]]}
+    assert "tangram-missing-cells" not in answer.headers
+
+
+async def test_end_of_a_trajectory_reaches_every_cell() -> None:
+    one, two = two_cells()
+    path = "/v1/trajectories/a%2Fb"
+    one.answer(f"DELETE {path.replace('%2F', '/')}", {**PROBLEM, "status": 404, "detail": "no such trajectory"}, 404)
+    async with a_router_of(one, two) as api:
+        assert (await api.delete(path, params={"task": "t"})).status_code == 200
+        two.answers = one.answers
+        assert (await api.delete(path, params={"task": "t"})).json()["detail"] == "no such trajectory"
+        two.is_ready = False
+        await wait_down(api, 2)
+        assert (await api.delete(path, params={"task": "t"})).status_code == 503
+
+
+async def test_router_is_ready_and_counts_while_one_cell_answers() -> None:
+    one, two = two_cells()
+    token = "s" * 32
+    digest = "b9e7f4b27c65a7a1dc2bb12d8ab1a3d7ec5ea0b9a28a3e8f2b8b5f0e5e9d3c11"
+    async with a_router_of(one, two, metrics_token_hash=digest) as api:
+        two.is_ready = False
+        await wait_down(api, 2)
+        assert (await api.get("/readyz")).status_code == 200
+        one.is_ready = False
+        await wait_down(api, 1)
+        unready = await api.get("/readyz")
+        assert (unready.status_code, "cell 1: the database is not reachable" in unready.json()["detail"]) == (503, True)
+        assert (await api.get("/metrics", headers={"authorization": f"Bearer {token}"})).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"cells": {1: "http://a", 2: "http://a/"}}, "same URL"),
+        ({"cells": {1: "a"}}, "must begin with http"),
+        ({"cells": {0: "http://a"}}, "greater than or equal to 1"),
+        ({"cells": {1: "http://a"}, "cell_weights": {2: 1.0}}, "not one of cells"),
+        ({"cells": {1: "http://a"}, "cell_weights": {1: 0.0}}, "weight above 0"),
+        ({"cells": {1: "http://a"}, "fallback_cell": 7}, "not one of cells"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], problem: str) -> None:
+    from arl_cell_router.settings import CellRouterSettings
+
+    with pytest.raises(ValueError, match=problem):
+        CellRouterSettings(port=1, **json.loads(json.dumps(settings)))
