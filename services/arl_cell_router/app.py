@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from arl_cell_router.cell_link import CellLink
+from arl_cell_router.cells.cell_link import CellLink
+from arl_cell_router.cells.fleet import CellFleet
 from arl_cell_router.endpoint import RouterEndpoint
-from arl_cell_router.fleet import CellFleet
 from arl_cell_router.metrics import RouterMetrics
-from arl_cell_router.routing import CellRouting
+from arl_cell_router.placement.routing import CellRouting
 from arl_cell_router.settings import CellRouterSettings
 from arl_kit.app import create_app, metrics_token_check
 

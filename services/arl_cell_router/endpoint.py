@@ -9,21 +9,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from arl_cell_router.changes import CellChanges
-from arl_cell_router.fleet import CellFleet
-from arl_cell_router.lists import CellLists
-from arl_cell_router.relay import CLIENT_CLOSED, forward
-from arl_cell_router.request_body import has_credentials, read_json
-from arl_cell_router.request_facts import (
+from arl_cell_router.cells.fleet import CellFleet
+from arl_cell_router.handlers.changes import CellChanges
+from arl_cell_router.handlers.lists import CellLists
+from arl_cell_router.handlers.split_requests import SplitRequests
+from arl_cell_router.placement.request_facts import (
     action_facts,
     compat_facts,
     environment_facts,
     parse_id,
     score_facts,
 )
-from arl_cell_router.route_table import RouteKind, RouteMatch, match_route
-from arl_cell_router.routing import PlacementFacts
-from arl_cell_router.split_requests import SplitRequests
+from arl_cell_router.placement.route_table import RouteKind, RouteMatch, match_route
+from arl_cell_router.placement.routing import PlacementFacts
+from arl_cell_router.relaying.relay import CLIENT_CLOSED, forward
+from arl_cell_router.relaying.request_body import has_credentials, read_json
 from arl_kit.http_server.body_streaming import RequestBodyDrainer
 from arl_wire.cells import CELL_HEADER
 

@@ -30,8 +30,8 @@ class CellRouterSettings(ProcessSettings):
         default=1.0,
         gt=0,
         le=30,
-        description="Seconds between health checks of a cell. A check fails after twice this time, and two failed checks"
-        " take the cell out",
+        description="Seconds between health checks of a cell. A check fails after twice this time, and after two"
+        " failed checks the cell gets no requests",
     )
     cell_connections: int = Field(default=2048, ge=1, le=65536, description="Maximum number of connections to a cell")
     max_body_mib: int = Field(default=64, ge=1, le=1024, description="Maximum MiB of a request body")

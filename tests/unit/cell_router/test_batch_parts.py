@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 
-from arl_cell_router.batch_parts import can_split_batch, item_error, merge_batch, merge_wait, split_batch, split_wait
-from arl_cell_router.routing import CellRouting
+from arl_cell_router.merging.batch_parts import (
+    can_split_batch,
+    item_error,
+    merge_batch,
+    merge_wait,
+    split_batch,
+    split_wait,
+)
+from arl_cell_router.placement.routing import CellRouting
 from arl_store.values import uuid7
 from arl_wire.errors import CellUnavailable, FieldError, ValidationFailed
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from arl_cell_router.page_merging import PageCursor, merge_item, merge_page, merge_table, parse_router_key_id
+from arl_cell_router.merging.page_merging import PageCursor, merge_item, merge_page, merge_table, parse_router_key_id
 from arl_store.values import uuid7
 from arl_wire.errors import BadRequest, NotFound
 

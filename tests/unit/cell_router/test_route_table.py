@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from arl_cell_router.route_table import RouteKind, match_route
+from arl_cell_router.placement.route_table import RouteKind, match_route
 
 OPENAPI = json.loads((Path(__file__).parents[3] / "openapi" / "gateway.json").read_text())
 

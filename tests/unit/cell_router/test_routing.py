@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from arl_cell_router.request_facts import (
+from arl_cell_router.placement.request_facts import (
     action_facts,
     batch_facts,
     compat_facts,
@@ -14,7 +14,7 @@ from arl_cell_router.request_facts import (
     gang_facts,
     score_facts,
 )
-from arl_cell_router.routing import CellRouting, PlacementFacts, rendezvous
+from arl_cell_router.placement.routing import CellRouting, PlacementFacts, rendezvous
 from arl_store.values import uuid7
 from arl_wire.errors import BadRequest, NotFound, ValidationFailed
 

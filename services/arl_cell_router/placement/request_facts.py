@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from arl_cell_router.routing import PlacementFacts
+from arl_cell_router.placement.routing import PlacementFacts
 
 __all__ = [
     "action_facts",

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from arl_cell_router.request_facts import batch_facts, gang_facts, parse_id
-from arl_cell_router.routing import CellRouting
+from arl_cell_router.placement.request_facts import batch_facts, gang_facts, parse_id
+from arl_cell_router.placement.routing import CellRouting
 from arl_wire.actions.batches import BatchItemResult
 from arl_wire.errors import FieldError, ProblemDetails, TangramError
 

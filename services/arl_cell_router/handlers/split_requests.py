@@ -9,7 +9,9 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from arl_cell_router.batch_parts import (
+from arl_cell_router.cells.cell_link import CellLink, CellReply
+from arl_cell_router.cells.fleet import CellFleet, RelayedHead
+from arl_cell_router.merging.batch_parts import (
     BatchSplit,
     can_split_batch,
     merge_batch,
@@ -17,11 +19,9 @@ from arl_cell_router.batch_parts import (
     split_batch,
     split_wait,
 )
-from arl_cell_router.cell_link import CellLink, CellReply
-from arl_cell_router.fleet import CellFleet, RelayedHead
-from arl_cell_router.relay import forward, reply_response, request_head
-from arl_cell_router.request_body import json_head, read_json, to_json
-from arl_cell_router.responses import json_response, missing_cells, raise_missing
+from arl_cell_router.relaying.relay import forward, reply_response, request_head
+from arl_cell_router.relaying.request_body import json_head, read_json, to_json
+from arl_cell_router.relaying.responses import json_response, missing_cells, raise_missing
 from arl_kit.internal_api import cancel_on_disconnect
 from arl_wire.actions.action import WaitRequest
 from arl_wire.errors import CellUnavailable, ProblemDetails, TangramError, error_from_problem

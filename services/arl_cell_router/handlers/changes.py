@@ -9,14 +9,14 @@ from hashlib import sha256
 from starlette.requests import Request
 from starlette.responses import Response
 
-from arl_cell_router.cell_link import CellReply
-from arl_cell_router.fleet import CellFleet
-from arl_cell_router.lists import CellLists
-from arl_cell_router.page_merging import merge_item, parse_router_key_id
-from arl_cell_router.relay import forward, reply_response, request_head
-from arl_cell_router.request_body import json_head, read_json, to_json
-from arl_cell_router.responses import json_response, missing_cells, names_of, raise_missing
-from arl_cell_router.route_table import RouteMatch
+from arl_cell_router.cells.cell_link import CellReply
+from arl_cell_router.cells.fleet import CellFleet
+from arl_cell_router.handlers.lists import CellLists
+from arl_cell_router.merging.page_merging import merge_item, parse_router_key_id
+from arl_cell_router.placement.route_table import RouteMatch
+from arl_cell_router.relaying.relay import forward, reply_response, request_head
+from arl_cell_router.relaying.request_body import json_head, read_json, to_json
+from arl_cell_router.relaying.responses import json_response, missing_cells, names_of, raise_missing
 from arl_wire.cells import CELL_HEADER
 from arl_wire.errors import CellUnavailable, Conflict, FieldError, NotFound, ValidationFailed
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from arl_cell_router.cell_link import CellReply
-from arl_cell_router.fleet import CellFleet
+from arl_cell_router.cells.cell_link import CellReply
+from arl_cell_router.cells.fleet import CellFleet
 from arl_wire.cells import MISSING_CELLS_HEADER
 from arl_wire.errors import CellUnavailable
 

@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from arl_cell_router.cell_link import MISSING_STATUSES, CellLink, CellReply
-from arl_cell_router.fleet import RelayedHead
+from arl_cell_router.cells.cell_link import MISSING_STATUSES, CellLink, CellReply
+from arl_cell_router.cells.fleet import RelayedHead
 from arl_kit.http_server.request_envelope import TRACEPARENT_KEY
 from arl_wire.cells import CELL_HEADER
 from arl_wire.errors import CellUnavailable

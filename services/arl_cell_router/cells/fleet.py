@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from arl_cell_router.cell_link import CALL_TIMEOUT_S, CellLink, CellReply
-from arl_cell_router.routing import CellRouting, PlacementFacts
+from arl_cell_router.cells.cell_link import CALL_TIMEOUT_S, CellLink, CellReply
+from arl_cell_router.placement.routing import CellRouting, PlacementFacts
 from arl_wire.errors import CellUnavailable
 
 __all__ = ["CellFleet", "RelayedHead"]

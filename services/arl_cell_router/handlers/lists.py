@@ -9,12 +9,12 @@ from urllib.parse import urlencode, urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
-from arl_cell_router.cell_link import CellReply
-from arl_cell_router.fleet import CellFleet, RelayedHead
-from arl_cell_router.page_merging import PageCursor, merge_item, merge_page, merge_table
-from arl_cell_router.relay import forward, reply_response, request_head
-from arl_cell_router.responses import json_response, missing_cells, raise_missing
-from arl_cell_router.route_table import RouteMatch
+from arl_cell_router.cells.cell_link import CellReply
+from arl_cell_router.cells.fleet import CellFleet, RelayedHead
+from arl_cell_router.merging.page_merging import PageCursor, merge_item, merge_page, merge_table
+from arl_cell_router.placement.route_table import RouteMatch
+from arl_cell_router.relaying.relay import forward, reply_response, request_head
+from arl_cell_router.relaying.responses import json_response, missing_cells, raise_missing
 from arl_wire.errors import CellUnavailable
 
 __all__ = ["CellLists"]

@@ -1,0 +1,1 @@
+"""The cells: connections, health checks, and requests to several of them."""

@@ -1,0 +1,1 @@
+"""Parts of requests and responses of several cells. Pure: no clock, no network."""

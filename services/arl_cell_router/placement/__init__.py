@@ -1,0 +1,1 @@
+"""The cell of a request. Pure: no clock, no network."""

@@ -1,0 +1,1 @@
+"""Requests to cells and responses to clients."""
