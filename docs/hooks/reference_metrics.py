@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from prometheus_client import ProcessCollector
 from reference_settings import TITLES, models
 
+from arl_cell_router.metrics import RouterMetrics
 from arl_kit.metrics import Metrics
 from arl_kit.telemetry.otel import TracePipeline
 
@@ -70,6 +71,9 @@ def render() -> str:
         shown = shared | managers if service in MANAGERS else shared
         own = (metric for name, metric in metrics.items() if name not in shown)
         parts += [f"## {TITLES[service]} {anchor(service)}\n", _table(own)]
+    router = {metric[0]: metric for metric in sorted(_registered(RouterMetrics().metrics))}
+    own = (metric for name, metric in router.items() if name not in shared)
+    parts += [f"## Cell router {anchor('cell-router')}\n", _table(own)]
     return "\n".join(parts)
 
 

@@ -15,6 +15,7 @@ from pydantic import AliasChoices, BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
+from arl_cell_router.settings import CellRouterSettings
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry.otel import OtelSettings
 from arl_local.env_routing import FORWARDED_SETTINGS
@@ -108,6 +109,9 @@ def render() -> str:
             *_entry_tables(model),
         ]
     parts += [
+        f"## Cell router {anchor('cell-router')}\n",
+        "`python -m arl_cell_router`, which `tangram router` runs. See [Cells](../operate/cells.md).\n",
+        _model_table(CellRouterSettings, inherited=BaseSettings, process=""),
         f"## CPU launcher {anchor('cpu-launcher')}\n",
         "`python -m arl_cpu.launcher`\n",
         _plain_table(LAUNCHER_VARIABLES, process="cpu-launcher"),

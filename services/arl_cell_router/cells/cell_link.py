@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
+from arl_wire.calls import IDEMPOTENT_METHODS
 from arl_wire.cells import CELL_HEADER
 from arl_wire.errors import CellUnavailable
 
@@ -26,6 +27,8 @@ RETRY_AFTER_S = 2
 MISSING_STATUSES = frozenset({502, 503})
 LOST_HOST_S = 20
 """Seconds after which a connection to a machine that vanished fails, also while nothing is sent."""
+NO_RETRY_HEADERS = {"x-should-retry": "false"}
+"""Headers that keep OpenAI's and Anthropic's clients from retrying a 5xx."""
 OWN_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that the HTTP client would add. The router sends those of its client only."""
 
@@ -144,14 +147,21 @@ class CellLink:
         if self._session is not None:
             await self._session.close()
 
-    def unavailable(self, problem: str) -> CellUnavailable:
-        """Return the error of a request for this cell, with what is not reachable."""
+    def unavailable(self, problem: str, *, request: tuple[str, HeaderPairs] | None = None) -> CellUnavailable:
+        """Return the error of a request for this cell, with what is not reachable.
+
+        `request` is the method and the headers of a request that was sent and has no response. If its repetition could
+        have an effect twice, the error tells clients not to repeat it by themselves.
+        """
         error = CellUnavailable(
             f"cell {self.number} does not answer ({problem}). Its actions, environments and trajectories are stored"
             " there and are available again when it returns; other cells are not affected",
             retry_after_s=RETRY_AFTER_S,
         )
         error.headers[CELL_HEADER] = str(self.number)
+        if request is not None and not _is_repeatable(*request):
+            error.headers |= NO_RETRY_HEADERS
+            error.retry_after_s = None
         return error
 
     async def open(
@@ -176,7 +186,8 @@ class CellLink:
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count("failed")
-            raise self.unavailable(type(error).__name__) from error
+            is_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            raise self.unavailable(type(error).__name__, request=(method, headers) if is_sent else None) from error
         self._count("unavailable" if response.status in MISSING_STATUSES else "answered")
         return response
 
@@ -197,7 +208,7 @@ class CellLink:
                 async with response:
                     content = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise self.unavailable(type(error).__name__) from error
+            raise self.unavailable(type(error).__name__, request=(method, headers)) from error
         return CellReply(self.number, response.status, content, response.headers)
 
     async def _check_forever(self) -> None:
@@ -238,6 +249,10 @@ class CellLink:
             return f"the system at this address {own}"
         self._is_verified = True
         return None
+
+
+def _is_repeatable(method: str, headers: HeaderPairs) -> bool:
+    return method in IDEMPOTENT_METHODS or any(name == "idempotency-key" for name, _ in headers)
 
 
 def _watched_socket(address: Any) -> socket.socket:

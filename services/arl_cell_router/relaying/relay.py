@@ -72,7 +72,7 @@ async def forward(request: Request, link: CellLink, *, body: bytes | None = None
             raise streamed.error from None  # the body exceeds a limit, and the cell is not to blame
         raise
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise link.unavailable(type(error).__name__) from error
+        raise link.unavailable(type(error).__name__, request=(head.method, head.headers)) from error
 
 
 def reply_response(reply: CellReply) -> Response:

@@ -170,6 +170,26 @@ async def test_address_of_another_cell_gets_no_requests() -> None:
     assert not two.requests
 
 
+async def test_request_without_response_is_repeated_only_if_that_is_harmless() -> None:
+    one, two = two_cells()
+
+    async def break_off(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        await request.read()
+        request.transport.abort()
+        return web.Response()
+
+    for route in ("POST /endpoints/search/q", "GET /endpoints/search/q"):
+        one.answers[route] = two.answers[route] = break_off
+    async with a_router_of(one, two) as api:
+        posted = await api.post("/endpoints/search/q", json={})
+        keyed = await api.post("/endpoints/search/q", json={}, headers={"idempotency-key": "k"})
+        read = await api.get("/endpoints/search/q")
+    assert [answer.status_code for answer in (posted, keyed, read)] == [503] * 3
+    assert [answer.headers.get("x-should-retry") for answer in (posted, keyed, read)] == ["false", None, None]
+    assert ["retry-after" in answer.headers for answer in (posted, keyed, read)] == [False, True, True]
+
+
 async def test_answer_of_a_gateway_without_postgres_names_its_cell() -> None:
     one, two = two_cells()
     path = f"/v1/actions/{uuid7(2)}"

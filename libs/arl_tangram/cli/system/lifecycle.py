@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
@@ -33,12 +33,24 @@ from arl_tangram.cli.system.supervisor_process import (
     wait_for_running_system,
     wait_until_up,
 )
+from arl_wire.cells import MAX_CELL
 
 __all__ = ["register"]
 
 _READINESS_TIMEOUT_S = 10.0
 _HOST = "127.0.0.1"
 PROCESS_HEADINGS = ("process", "state", "pid", "restarts", "since", "address")
+
+
+CellOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=MAX_CELL,
+        help="Number of this cell behind a router; the ids contain it.",
+        show_default="that of earlier starts, if any",
+    ),
+]
 
 
 class DriverChoice(StrEnum):
@@ -75,15 +87,7 @@ def up(
         typer.Option(metavar="CIDR", help="Network of the nodes; repeatable.", show_default="that of --listen"),
     ] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use.", show_default="all")] = None,
-    cell: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=4095,
-            help="Number of this cell behind a router; the ids contain it.",
-            show_default="that of earlier starts, if any",
-        ),
-    ] = None,
+    cell: CellOption = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
     driver: Annotated[
         DriverChoice | None, typer.Option(help="Driver that confines actions.", show_default="the best that works here")
@@ -107,10 +111,7 @@ def up(
     _refuse_settings_of_running_system(state, has_settings=has_settings)
     if state.supervisor_pid() is None:
         arguments = _supervisor_arguments(state, host or _HOST, port, cores, "unsafe-local" if unsafe_local else driver)
-        arguments += ["--take-over"] if take_over else []
-        arguments += ["--cell", str(cell)] if cell is not None else []
-        arguments += ["--listen", listen] if listen is not None else []
-        arguments += [word for each in network or () for word in ("--network", each)]
+        arguments += _cluster_arguments(listen, network or (), cell, take_over=take_over)
         supervisor = spawn_supervisor(state, arguments, detach=detach)
         if wait_until_up(state, supervisor):
             if warned := startup_log(state).read_text(errors="replace").strip():
@@ -241,6 +242,15 @@ def _supervisor_arguments(
         *(("--port", str(port)) if port else ()),
         *(("--cores", str(cores)) if cores else ()),
         *(("--driver", str(driver)) if driver else ()),
+    ]
+
+
+def _cluster_arguments(listen: str | None, networks: Sequence[str], cell: int | None, *, take_over: bool) -> list[str]:
+    return [
+        *(["--take-over"] if take_over else []),
+        *(["--cell", str(cell)] if cell is not None else []),
+        *(["--listen", listen] if listen is not None else []),
+        *(word for each in networks for word in ("--network", each)),
     ]
 
 
