@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
                 _print_warnings(
                     [f"OTEL_PROPAGATORS: {name!r} is not installed" for name in unknown_propagators(os.environ)]
                 )
-                environment = {**os.environ, "TANGRAM_CELL": str(_cell(chosen.dir, chosen.cell))}
+                cell = _cell(chosen.dir, chosen.cell)
+                environment = os.environ | ({"TANGRAM_CELL": str(cell)} if cell else {})
                 asyncio.run(run(_options(chosen), environment, until_eof=chosen.until_eof, commands=commands))
     except AlreadyUp:
         print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line

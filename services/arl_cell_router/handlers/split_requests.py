@@ -31,6 +31,8 @@ __all__ = ["SplitRequests"]
 RETRY_PAUSE_S = 0.25
 """Seconds between requests to a cell whose gateway answers that it cannot serve them."""
 RESPONSE_MARGIN_S = 15.0
+POLL_TIMEOUT_S = 1.0
+"""Seconds for a response that waits for nothing. A slow cell delays a wait for any action by this time."""
 
 
 class SplitRequests:
@@ -89,7 +91,8 @@ class SplitRequests:
         failed = [reply for reply in replies.values() if not reply.is_success]
         if failed:
             return reply_response(failed[0])
-        missing = sorted(parts.keys() - replies.keys()) if waiting.is_over else []
+        silent = sorted(parts.keys() - replies.keys())
+        missing = [cell for cell in silent if waiting.is_over or cell not in self._fleet.up]
         if parts and not replies:
             raise_missing(self._fleet, missing)
         answers = {cell: reply.json() for cell, reply in replies.items()}
@@ -123,45 +126,64 @@ class _CellWaits:
 
     async def run(self) -> dict[int, CellReply]:
         """Return the responses of the cells that answered in time."""
+        if self._until == "any":
+            # All cells are asked for what has settled already. Otherwise a busy cell could always answer first, and the
+            # settled actions of the others would never be returned.
+            replies = await self._poll()
+            if any(map(self._ends_wait, replies.values())) or self._left_s() <= 0:
+                self.is_over = self._left_s() <= 0
+                return replies
+        return await self._wait()
+
+    def _left_s(self) -> float:
+        return max(0.0, self._ends_at - asyncio.get_running_loop().time())
+
+    async def _poll(self) -> dict[int, CellReply]:
+        """Return the present state of the actions in each cell that answers soon."""
+        bodies = {cell: self._body(cell, timeout_s=0.0) for cell in self._parts}
+        heads = dict.fromkeys(self._parts, self._head)
+        replies = await self._fleet.ask(heads, bodies, timeout_s=POLL_TIMEOUT_S)
+        return {cell: reply for cell, reply in replies.items() if isinstance(reply, CellReply) and not reply.is_missing}
+
+    async def _wait(self) -> dict[int, CellReply]:
         tasks = {asyncio.create_task(self._wait_in(self._fleet.links[cell])): cell for cell in self._parts}
         pending = set(tasks)
-        replies: dict[int, CellReply] = {}
+        found: dict[int, CellReply] = {}
         try:
             while pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                replies |= {tasks[task]: reply for task in done if (reply := task.result()) is not None}
-                if any(self._ends_wait(reply) for reply in replies.values()):
+                found |= {tasks[task]: reply for task in done if (reply := task.result()) is not None}
+                if any(map(self._ends_wait, found.values())):
                     self.is_over = not pending
                     break
         finally:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
-        return replies
+        return found
 
     def _ends_wait(self, reply: CellReply) -> bool:
         return not reply.is_success or (self._until == "any" and bool(reply.json()["settled"]))
 
     async def _wait_in(self, link: CellLink) -> CellReply | None:
         """Return the response of a cell, or None if it does not answer in time. A cell that returns is asked again."""
-        loop = asyncio.get_running_loop()
         while True:
-            left_s = max(0.0, self._ends_at - loop.time())
-            if await link.availability.wait_up(left_s):
-                body = {"ids": list(self._parts[link.number]), "until": self._until}
-                content = to_json({**body, "timeout_s": max(0.0, self._ends_at - loop.time())})
+            if await link.availability.wait_up(self._left_s()):
+                left_s = self._left_s()
+                body, limit_s = self._body(link.number, timeout_s=left_s), left_s + RESPONSE_MARGIN_S
                 try:
-                    reply = await link.call(
-                        "POST", self._head.target, self._head.headers, content, timeout_s=left_s + RESPONSE_MARGIN_S
-                    )
+                    reply = await link.call("POST", self._head.target, self._head.headers, body, timeout_s=limit_s)
                 except CellUnavailable:
                     pass
                 else:
                     if not reply.is_missing:
                         return reply
-            if self._ends_at - loop.time() <= 0:
+            if self._left_s() <= 0:
                 return None
-            await asyncio.sleep(min(RETRY_PAUSE_S, self._ends_at - loop.time()))
+            await asyncio.sleep(min(RETRY_PAUSE_S, self._left_s()))
+
+    def _body(self, cell: int, *, timeout_s: float) -> bytes:
+        return to_json({"ids": list(self._parts[cell]), "until": self._until, "timeout_s": timeout_s})
 
 
 def _batch_results(

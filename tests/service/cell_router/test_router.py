@@ -304,22 +304,49 @@ async def test_wait_asks_a_cell_again_that_could_not_answer() -> None:
 async def test_wait_for_any_ends_with_the_first_cell_and_cancels_the_others() -> None:
     one, two = two_cells()
     ids = [str(uuid7(cell)) for cell in (1, 2, 9)]
-    one.answer("POST /v1/actions:wait", {"settled": [{"id": ids[0]}], "pending": [], "unknown": []})
     gone = asyncio.Event()
 
+    async def settle(request: web.Request) -> web.StreamResponse:
+        is_poll = (await request.json())["timeout_s"] == 0
+        settled, pending = ([], ids[:1]) if is_poll else ([{"id": ids[0]}], [])
+        return web.json_response({"settled": settled, "pending": pending, "unknown": []})
+
     async def wait(request: web.Request) -> web.StreamResponse:
+        if (await request.json())["timeout_s"] == 0:
+            return web.json_response({"settled": [], "pending": ids[1:2], "unknown": []})
         try:
             await asyncio.Event().wait()
         finally:
             gone.set()
         raise AssertionError
 
-    two.answers["POST /v1/actions:wait"] = wait
+    one.answers["POST /v1/actions:wait"], two.answers["POST /v1/actions:wait"] = settle, wait
     async with a_router_of(one, two) as api:
         answer = await api.post("/v1/actions:wait", json={"ids": ids, "until": "any", "timeout_s": 30})
         await asyncio.wait_for(gone.wait(), 10)
     assert answer.json() == {"settled": [{"id": ids[0]}], "pending": [ids[1]], "unknown": [ids[2]]}
     assert "tangram-missing-cells" not in answer.headers
+
+
+async def test_wait_for_any_returns_what_every_cell_has_settled() -> None:
+    """A cell that always answers first must not hide the settled actions of a slower one."""
+    one, two = two_cells()
+    ids = [str(uuid7(cell)) for cell in (1, 2)]
+    first = asyncio.Event()
+
+    async def settle(request: web.Request) -> web.StreamResponse:
+        first.set()
+        return web.json_response({"settled": [{"id": ids[0]}], "pending": [], "unknown": []})
+
+    async def settle_later(request: web.Request) -> web.StreamResponse:
+        await first.wait()
+        await asyncio.sleep(0.05)
+        return web.json_response({"settled": [{"id": ids[1]}], "pending": [], "unknown": []})
+
+    one.answers["POST /v1/actions:wait"], two.answers["POST /v1/actions:wait"] = settle, settle_later
+    async with a_router_of(one, two) as api:
+        answer = await api.post("/v1/actions:wait", json={"ids": ids, "until": "any", "timeout_s": 30})
+    assert [action["id"] for action in answer.json()["settled"]] == ids
 
 
 async def test_end_of_a_trajectory_reaches_every_cell() -> None:
