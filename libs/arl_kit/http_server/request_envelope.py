@@ -140,10 +140,11 @@ class _ResponseRecorder:
         self._started_at = time.monotonic()
 
     async def send(self, message: Message) -> None:
-        """Send a message; the trace context is added to the headers of the response."""
+        """Send a message; the trace context is added to the headers of the response, unless it has one of its own."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message["headers"], (b"traceparent", self._traceparent.encode())]
+            if not any(name == b"traceparent" for name, _ in message["headers"]):
+                message["headers"] = [*message["headers"], (b"traceparent", self._traceparent.encode())]
         await self._send(message)
 
     def record(self, metrics: Metrics, scope: Scope) -> None:

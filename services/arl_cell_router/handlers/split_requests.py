@@ -24,7 +24,7 @@ from arl_cell_router.relaying.request_body import json_head, read_json, to_json
 from arl_cell_router.relaying.responses import json_response, missing_cells, raise_missing
 from arl_kit.internal_api import cancel_on_disconnect
 from arl_wire.actions.action import WaitRequest
-from arl_wire.errors import CellUnavailable, ProblemDetails, TangramError, error_from_problem
+from arl_wire.errors import CellUnavailable, NotFound, ProblemDetails, TangramError, error_from_problem
 
 __all__ = ["SplitRequests"]
 
@@ -107,9 +107,10 @@ class SplitRequests:
         ended = [reply for reply in found if reply.is_success]
         if ended:
             return json_response(None, ended[0].status, missing=missing)
-        if missing:
+        refused = [reply for reply in found if reply.status != NotFound.status]
+        if missing and not refused:
             raise_missing(self._fleet, missing)
-        return reply_response(found[0])
+        return reply_response((refused or found)[0])
 
 
 class _CellWaits:

@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 
 from arl_cell_router.cells.cell_link import MISSING_STATUSES, CellLink, CellReply
 from arl_cell_router.cells.fleet import RelayedHead
-from arl_kit.http_server.request_envelope import TRACEPARENT_KEY
 from arl_wire.cells import CELL_HEADER
 from arl_wire.errors import CellUnavailable
 
@@ -25,8 +24,8 @@ HOP_HEADERS = frozenset(
     }
 )
 """Headers of one connection (RFC 9110, section 7.6.1), which are never forwarded."""
-OWN_REQUEST_HEADERS = frozenset({"host", "expect", "traceparent", "x-forwarded-for", CELL_HEADER})
-OWN_RESPONSE_HEADERS = frozenset({"date", "traceparent", CELL_HEADER})
+OWN_REQUEST_HEADERS = frozenset({"host", "expect", "x-forwarded-for", CELL_HEADER})
+OWN_RESPONSE_HEADERS = frozenset({"date", CELL_HEADER})
 MAX_BUFFERED_BYTES = 256 << 10
 """Bytes of a response of known length that is read before it is sent, in one piece."""
 CLIENT_CLOSED = 499
@@ -42,7 +41,6 @@ def request_head(request: Request) -> RelayedHead:
     target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
     pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
     headers = _end_to_end(pairs, OWN_REQUEST_HEADERS)
-    headers.append(("traceparent", scope[TRACEPARENT_KEY]))
     before = [value for name, value in pairs if name == "x-forwarded-for"]
     client = [request.client.host] if request.client is not None else []
     headers.append(("x-forwarded-for", ", ".join([*before, *client])))

@@ -26,9 +26,12 @@ def has_credentials(request: Request) -> bool:
 async def read_json(request: Request) -> tuple[bytes, Any]:
     """Return the body, and its value or None.
 
-    None stands for a body that a gateway refuses: no JSON, or one above its limits.
+    None stands for a body that a gateway refuses: no JSON, another content type, or one above its limits.
     """
     body = await request.body()
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not (given == "application/json" or (given.startswith("application/") and given.endswith("+json"))):
+        return body, None
     return body, await asyncio.to_thread(_parse, body) if len(body) > OFFLOAD_BYTES else _parse(body)
 
 
@@ -46,6 +49,11 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 def _parse(body: bytes) -> Any:
     try:
         JsonScanner().feed(body)
-        return json.loads(body)
+        return json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, JsonLimitExceeded, JsonTooDeep, RecursionError):
         return None
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and infinities, which JSON does not have."""
+    raise ValueError(name)
