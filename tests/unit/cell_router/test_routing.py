@@ -16,6 +16,7 @@ from arl_cell_router.placement.request_facts import (
 )
 from arl_cell_router.placement.routing import CellRouting, PlacementFacts, rendezvous
 from arl_store.values import uuid7
+from arl_wire.cells import with_cell
 from arl_wire.errors import BadRequest, NotFound, ValidationFailed
 
 ROUTING = CellRouting({1: 1.0, 2: 1.0, 3: 1.0})
@@ -58,7 +59,7 @@ def test_ids_of_different_cells_are_refused_with_their_fields() -> None:
     assert "cell 2" in caught.value.detail
 
 
-@pytest.mark.parametrize("id", [uuid7(9), OLD])
+@pytest.mark.parametrize("id", [with_cell(OLD, 9), OLD])
 def test_id_of_no_cell_of_the_router_is_unknown_or_goes_to_the_fallback(id: UUID) -> None:
     with pytest.raises(NotFound, match="names"):
         ROUTING.cell_of_id(id, "action")
@@ -70,7 +71,7 @@ def test_generated_trajectory_names_its_cell(form: Any) -> None:
     assert [of(f"environment-{form(uuid7(cell))}") for cell in (1, 2, 3)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["environment-1", f"environment-{OLD}", f"environment-{uuid7(9)}"])
+@pytest.mark.parametrize("name", ["environment-1", f"environment-{OLD}", f"environment-{with_cell(OLD, 9)}"])
 def test_similar_trajectory_is_placed_by_its_hash(name: str) -> None:
     assert of(name) == rendezvous(f"t\0{name}", {1: 1.0, 2: 1.0, 3: 1.0})
 
