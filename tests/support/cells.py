@@ -14,10 +14,12 @@ from arl_cell_router.app import build
 from arl_cell_router.settings import CellRouterSettings
 from support.conditions import eventually
 
-__all__ = ["FakeCell", "a_router_of"]
+__all__ = ["PROBLEM", "FakeCell", "a_router_of", "is_up", "two_cells", "wait_down"]
 
 CHECK_S = 0.2
 """Seconds between health checks."""
+
+PROBLEM = {"title": "x", "status": 503, "code": "unavailable", "detail": "the database is not reachable"}
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -85,6 +87,21 @@ async def a_router_of(*cells: FakeCell, **settings: Any) -> AsyncIterator[httpx.
         finally:
             server.should_exit = True
             await serving
+
+
+def two_cells() -> tuple[FakeCell, FakeCell]:
+    return FakeCell(1), FakeCell(2)
+
+
+async def is_up(api: httpx.AsyncClient, cell: int) -> bool:
+    return bool((await api.get("/v1/cells")).json()["items"][cell - 1]["up"])
+
+
+async def wait_down(api: httpx.AsyncClient, cell: int) -> None:
+    async def is_down() -> bool:
+        return not await is_up(api, cell)
+
+    await eventually(is_down)
 
 
 @asynccontextmanager
