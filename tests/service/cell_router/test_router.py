@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -220,17 +221,27 @@ async def test_malformed_batch_and_wait_are_explained_by_a_gateway() -> None:
 
 async def test_router_is_ready_and_counts_while_one_cell_answers() -> None:
     one, two = two_cells()
-    token = "s" * 32
-    digest = "b9e7f4b27c65a7a1dc2bb12d8ab1a3d7ec5ea0b9a28a3e8f2b8b5f0e5e9d3c11"
-    async with a_router_of(one, two, metrics_token_hash=digest) as api:
+    token = {"authorization": f"Bearer {'s' * 32}"}
+    async with a_router_of(one, two, metrics_token_hash=sha256(b"s" * 32).hexdigest()) as api:
         two.is_ready = False
         await wait_down(api, 2)
         assert (await api.get("/readyz")).status_code == 200
+        answers = [await api.get(f"/v1/actions/{uuid7(cell)}") for cell in (1, 2)]
+        assert [answer.status_code for answer in answers] == [200, 503]
+        counted = (await api.get("/metrics", headers=token)).text
+        for line in (
+            'tangram_cell_up{cell="1"} 1.0',
+            'tangram_cell_up{cell="2"} 0.0',
+            'tangram_cell_requests_total{cell="1",outcome="answered"} 1.0',
+            'tangram_cell_requests_total{cell="2",outcome="refused"} 1.0',
+            'tangram_http_requests_total{method="GET",route="by_id:actions",status="503"} 1.0',
+        ):
+            assert f"{line}\n" in counted
+        assert (await api.get("/metrics")).status_code == 401
         one.is_ready = False
         await wait_down(api, 1)
         unready = await api.get("/readyz")
         assert (unready.status_code, "cell 1: the database is not reachable" in unready.json()["detail"]) == (503, True)
-        assert (await api.get("/metrics", headers={"authorization": f"Bearer {token}"})).status_code == 401
 
 
 @pytest.mark.parametrize(
