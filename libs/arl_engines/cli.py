@@ -164,6 +164,7 @@ def slurm(
 
     pools = _parse_pools(pool)
     _check_node_directory(node_dir)
+    memory_mib = _shared_memory_mib(pools) if shared else None
     chosen = {"--partition": partition, "--account": account, "--qos": qos, "--time": time, "--gres": gres}
     options = SlurmOptions(
         node_python=node_python,
@@ -172,6 +173,7 @@ def slurm(
         sbatch=(*(f"{name}={value}" for name, value in chosen.items() if value is not None), *(sbatch_option or ())),
         signal_before_s=signal_before,
         is_exclusive=not shared,
+        memory_mib=memory_mib,
     )
     _check_slurm(time, options.min_time_limit_s)
     _check_directory(directory)
@@ -183,6 +185,20 @@ def slurm(
 def _check_node_directory(directory: str) -> None:
     if not directory.startswith(("/", "~")):
         fail(f"--node-dir {directory!r}: must begin with / or ~", EXIT_USAGE)
+
+
+def _shared_memory_mib(pools: Sequence[PoolSpec]) -> int:
+    """Return the memory of a job that shares a Slurm node. Cores must be chosen too: a node sees all of both."""
+    if unsized := [pool.name for pool in pools if pool.kind == "cpu" and pool.cores is None]:
+        fail(f"--shared needs cores in --pool {unsized[0]}, such as {unsized[0]}:cores=8", EXIT_USAGE)
+    text = os.environ.get("TANGRAM_MEMORY_MIB", "")
+    if not text.isdecimal() or int(text) < 64:
+        fail(
+            "--shared needs the variable TANGRAM_MEMORY_MIB, at least 64: the memory that each job requests and its"
+            " node offers",
+            EXIT_USAGE,
+        )
+    return int(text)
 
 
 def _check_slurm(text: str | None, least_s: float) -> None:

@@ -119,12 +119,14 @@ async def _measure(
         for node in (await client.nodes()).items:
             await client.change_node(node.name, cordoned=True)
         async with _controlled(system, client, name, pool, memory_mib=config.node_mib):
-            started, counting = time.monotonic(), asyncio.create_task(_count_nodes(client, name, result))
+            started, done = time.monotonic(), asyncio.Event()
+            counting = asyncio.create_task(_count_nodes(client, name, result, done))
             for number, burst in enumerate(bursts):
                 found = await asyncio.gather(*(_play(client, f"{number}-{at}", run) for at, run in enumerate(burst)))
                 result.act_s += [act_s for each in found for act_s in each]
                 await asyncio.sleep(config.gap_s / config.speed)
-            counting.cancel()
+            done.set()
+            await counting
             result.wall_s = time.monotonic() - started
     return result
 
@@ -174,10 +176,10 @@ async def _until_ready(client: AsyncTangram, name: str, controller: subprocess.P
         await asyncio.sleep(POLL_S)
 
 
-async def _count_nodes(client: AsyncTangram, name: str, result: _PoolResult) -> None:
+async def _count_nodes(client: AsyncTangram, name: str, result: _PoolResult, done: asyncio.Event) -> None:
     """Add up the seconds of all nodes that the engine has, from their start to their end."""
     last = time.monotonic()
-    while True:
+    while not done.is_set():
         present = next(each.present for each in (await client.pools()).items if each.name == name)
         now = time.monotonic()
         result.node_s += present * (now - last)

@@ -30,7 +30,8 @@ STOP_S = 30.0
 STABLE_AFTER_S = 30.0
 """Seconds after which an exit no longer counts as one soon after the start."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.5, 30.0
-"""Seconds before a restart: after the first exit, and at most."""
+"""Seconds before a restart, or before Slurm is asked again for the time limit: the first time, and at most."""
+_NO_LIMIT = frozenset({"UNLIMITED", "NOT_SET"})
 _SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -46,6 +47,10 @@ class NodeJob:
         self._drain: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
         self._kill_at = float("inf")
+        self._ends_at: float | None = None
+        """Monotonic time of the end of the job; infinity without a limit, None until Slurm has told it."""
+        self._unanswered = 0
+        """Number of questions for the time limit that Slurm did not answer."""
         self._start_at = 0.0
         self._quick_exits = 0
 
@@ -94,9 +99,20 @@ class NodeJob:
         return self._start_at if self._node is None else self._kill_at
 
     def _start(self) -> None:
+        """Start the node with its walltime. Without an answer of Slurm, try again: the node must not seem endless."""
+        now = time.monotonic()
         left_s = time_left_s()
-        walltime = ["--walltime", f"{max(1.0, left_s - STOP_RESERVE_S):.0f}"] if left_s is not None else []
-        self._started_at = time.monotonic()
+        if left_s is not None:
+            self._ends_at = now + left_s
+        if self._ends_at is None:
+            self._unanswered += 1
+            delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self._unanswered, 20))
+            self._start_at = now + delay_s
+            _say(f"the time limit of the job is unknown: asking again in {delay_s:g} s")
+            return
+        left_s = self._ends_at - now
+        walltime = ["--walltime", f"{max(1.0, left_s - STOP_RESERVE_S):.0f}"] if left_s != float("inf") else []
+        self._started_at = now
         self._node = _spawn([*self._argv, *walltime])
 
     def _note_exit(self, now: float) -> None:
@@ -117,7 +133,8 @@ class NodeJob:
         if self._drain is not None or self._is_stopping:
             return
         left_s = time_left_s()
-        left_s = self._signal_before_s if left_s is None else left_s
+        if left_s is None or left_s == float("inf"):
+            left_s = self._signal_before_s
         deadline_s = max(0.0, left_s - STOP_RESERVE_S)
         _say(f"SIGUSR1: draining the node within {deadline_s:.0f} s")
         _set_comment(DRAINING)
@@ -153,9 +170,11 @@ class NodeJob:
 
 
 def time_left_s() -> float | None:
-    """Return the seconds until the time limit of this job; None if it has none or Slurm does not answer."""
+    """Return the seconds until the time limit of this job, infinity if it has none; None if Slurm does not answer."""
     output = _run_slurm("squeue", "--noheader", f"--jobs={os.environ.get('SLURM_JOB_ID', '')}", "--format=%L")
-    return parse_duration_s(output) if output is not None else None
+    if output is None:
+        return None
+    return float("inf") if output.strip() in _NO_LIMIT else parse_duration_s(output)
 
 
 def _set_comment(text: str) -> None:

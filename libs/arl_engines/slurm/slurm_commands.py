@@ -8,17 +8,31 @@ from dataclasses import dataclass, field
 
 from arl_engines.engine import ClusterEngineError
 
-__all__ = ["JobRefused", "JobRequest", "SlurmCommands", "SlurmJob", "parse_duration_s", "parse_jobs"]
+__all__ = [
+    "JobRefused",
+    "JobRequest",
+    "SlurmCommands",
+    "SlurmJob",
+    "SlurmUnanswered",
+    "parse_duration_s",
+    "parse_jobs",
+]
 
 TIMEOUT_S = 20.0
 """Seconds after which a command is killed. Slurm's own timeout of a message is 10 s."""
 _FORMAT = "%i|%j|%T|%r|%l|%L|%N|%k"
 """Format of squeue: id, name, state, reason, time limit, time left, Slurm node, comment."""
+_UNANSWERED = ("timed out", "zero bytes were transmitted", "connection reset")
+"""Parts of messages of Slurm's commands after which the request may have been carried out."""
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)")
 
 
 class JobRefused(ClusterEngineError):
     """Slurm did not accept a job."""
+
+
+class SlurmUnanswered(ClusterEngineError):
+    """Slurm did not answer in time. It may have done what it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +71,16 @@ class SlurmCommands:
         return parse_jobs(await _run("squeue", "--me", "--noheader", "--format", _FORMAT), prefix)
 
     async def submit(self, request: JobRequest) -> str:
-        """Submit a job and return its id. Raises `JobRefused` with the message of Slurm."""
+        """Submit a job and return its id.
+
+        Raises `JobRefused` with the message of Slurm, and `SlurmUnanswered` if the job may have been accepted.
+        """
         env = {name: value for name, value in os.environ.items() if not name.startswith("TANGRAM_")}
         words = ("sbatch", "--parsable", f"--export={','.join(request.env)}", *request.options)
         try:
             output = await _run(*words, env=env | dict(request.env), text=request.script)
+        except SlurmUnanswered:
+            raise
         except ClusterEngineError as error:
             raise JobRefused(str(error)) from None
         return output.strip().partition(";")[0]
@@ -76,14 +95,17 @@ class SlurmCommands:
 
 
 def parse_jobs(output: str, prefix: str) -> dict[str, SlurmJob]:
-    """Return the jobs of an output of squeue whose name begins with `prefix`, by name."""
+    """Return the jobs of an output of squeue whose name begins with `prefix`, by name.
+
+    A further job of the same name is found under the name, `#` and its id. The engine knows no such node.
+    """
     found: dict[str, SlurmJob] = {}
     for line in output.splitlines():
         id, name, state, reason, limit, left, node, comment = line.split("|", 7)
         if not name.startswith(prefix):
             continue
         is_pending = state == "PENDING"
-        found[name] = SlurmJob(
+        found[name if name not in found else f"{name}#{id}"] = SlurmJob(
             id=id,
             name=name,
             state=state,
@@ -134,9 +156,11 @@ async def _run(*argv: str, env: Mapping[str, str] | None = None, text: str | Non
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise ClusterEngineError(f"{argv[0]} did not answer within {TIMEOUT_S:g} s") from None
+        raise SlurmUnanswered(f"{argv[0]} did not answer within {TIMEOUT_S:g} s") from None
     if process.returncode != 0:
-        raise ClusterEngineError(f"{argv[0]}: {_message(errors.decode(errors='replace'))}")
+        message = _message(errors.decode(errors="replace"))
+        is_unanswered = any(sign in message.lower() for sign in _UNANSWERED)
+        raise (SlurmUnanswered if is_unanswered else ClusterEngineError)(f"{argv[0]}: {message}")
     return output.decode(errors="replace")
 
 

@@ -24,6 +24,7 @@ from arl_engines.engine import (
 )
 from arl_engines.node_names import locked_directory, new_node_name
 from arl_engines.node_table import EngineNodeTable
+from arl_engines.slurm.job_backoff import JobBackoff
 from arl_engines.slurm.node_job import DRAINING, STOP_RESERVE_S
 from arl_engines.slurm.slurm_commands import JobRefused, JobRequest, SlurmJob
 
@@ -31,6 +32,8 @@ __all__ = ["SlurmEngine", "SlurmOptions", "SlurmQueue"]
 
 REFUSED_PAUSE_S = 15.0
 """Seconds after a refused job in which the pool submits no other one."""
+UNANSWERED_PAUSE_S = 30.0
+"""Seconds after a submission without an answer until the node gets another job."""
 MIN_OPEN_S = 60.0
 """Seconds for which a node must at least be open before its job signals it."""
 ENDING_MARGIN_S = 5.0
@@ -78,6 +81,8 @@ class SlurmOptions:
     """Seconds before the time limit of a job at which its node begins to drain."""
     is_exclusive: bool = True
     """Each job gets a whole Slurm node. If False, a pool submits its jobs one after another."""
+    memory_mib: int | None = None
+    """Memory of a job that does not get a whole Slurm node, in MiB."""
 
     @property
     def min_time_limit_s(self) -> float:
@@ -93,6 +98,8 @@ class SlurmNodeRecord:
     pool: str
     job: str | None = None
     """Id of the job; None until Slurm has accepted it."""
+    submitted_s: float = 0.0
+    """Time of the last submission, in seconds since 1970."""
     started: bool = False
     """The job has run. If it waits again, it was requeued."""
     ending: bool = False
@@ -127,6 +134,7 @@ class SlurmEngine:
         self._options = options
         self._refusals: dict[str, tuple[float, str]] = {}
         """Time and message of the last refused job, by pool."""
+        self._backoff = JobBackoff()
 
     async def ensure(self, pool: PoolSpec, count: int) -> str:
         """Submit jobs until the pool has `count` nodes that do not stop. Return why jobs wait or are refused.
@@ -141,8 +149,10 @@ class SlurmEngine:
             refused_at, refusal = self._refusals.get(pool.name, (float("-inf"), ""))
             if time.monotonic() - refused_at < REFUSED_PAUSE_S:
                 return refusal
+            if pause := self._backoff.pause_text(pool.name):
+                return pause
             new = [SlurmNodeRecord(name="", pool=pool.name) for _ in range(count - len(wanted))]
-            for record in (*(each for each in wanted if each.job is None), *new):
+            for record in (*(each for each in wanted if _is_unsubmitted(each)), *new):
                 if not self._may_submit(table.of_pool(pool.name), jobs):
                     break
                 try:
@@ -221,15 +231,24 @@ class SlurmEngine:
         prefix = f"{table.namespace}-"
         found = await self._queue.jobs(prefix)
         jobs = {name.removeprefix(prefix): job for name, job in found.items()}
+        for name in sorted(jobs.keys() - table.records.keys()):
+            if jobs[name].state in _OVER:
+                continue
+            # Slurm accepted it although `sbatch` failed, such as by a timeout. No record means that no one wants it.
+            log.warning("%s: job %s belongs to no node and is cancelled", name, jobs[name].id)
+            await self._queue.cancel(jobs[name].id)
         for record in list(table.records.values()):
             job = jobs.get(record.name)
             if job is None:
                 if record.job is not None or record.stop_by_s is not None:
+                    self._note_end(record)
                     self._drop(table, record, "its job is over")
                 continue
             before = (record.job, record.started, record.ending)
             record.job = record.job or job.id
             record.started |= job.state in _STARTED
+            if record.started:
+                self._backoff.note_stable(record.pool, age_s=time.time() - record.submitted_s)
             record.ending |= self._is_ending(job)
             if before != (record.job, record.started, record.ending):
                 table.write()
@@ -239,6 +258,13 @@ class SlurmEngine:
             elif job.state not in _OVER and record.stop_by_s is not None and time.time() > record.stop_by_s:
                 await self._queue.cancel(job.id)
         return table, jobs
+
+    def _note_end(self, record: SlurmNodeRecord) -> None:
+        """Count the end of a job that was not asked to end."""
+        if record.stop_by_s is None and not record.ending:
+            last = _last_lines(self._output(record.name), 1) or "it wrote no output"
+            age_s = time.time() - record.submitted_s
+            self._backoff.note_end(record.pool, age_s=age_s, message=f"{record.name}: {last}")
 
     def _drop(self, table: SlurmNodeTable, record: SlurmNodeRecord, reason: str) -> None:
         if record.stop_by_s is not None or record.ending:
@@ -299,6 +325,8 @@ class SlurmEngine:
             env=command.env,
         )
         self._output(record.name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        record.submitted_s = time.time()
+        table.write()
         try:
             record.job = await self._queue.submit(request)
         except JobRefused:
@@ -311,9 +339,10 @@ class SlurmEngine:
         """Return the options that ensure at most one node of the pool on each Slurm node."""
         if self._options.is_exclusive:
             return ("--exclusive", "--mem=0")
+        memory = (f"--mem={self._options.memory_mib}M",) if self._options.memory_mib is not None else ()
         used = {jobs[each.name].node for each in table.of_pool(pool.name) if each.name in jobs}
         cores = (f"--cpus-per-task={pool.cores}",) if pool.cores is not None else ()
-        return (*((f"--exclude={','.join(sorted(used - {''}))}",) if used - {""} else ()), *cores)
+        return (*((f"--exclude={','.join(sorted(used - {''}))}",) if used - {""} else ()), *cores, *memory)
 
     def _usual(self) -> tuple[str, ...]:
         signal = f"--signal=B:USR1@{self._options.signal_before_s}"
@@ -324,6 +353,11 @@ class SlurmEngine:
 
 
 _STOPPING = EngineNodeState.STOPPING
+
+
+def _is_unsubmitted(record: SlurmNodeRecord) -> bool:
+    """Return True if the node needs a job. After a submission without an answer, the job may still appear."""
+    return record.job is None and time.time() - record.submitted_s > UNANSWERED_PAUSE_S
 
 
 def _waiting_text(jobs: Sequence[SlurmJob]) -> str:

@@ -43,7 +43,9 @@ class ActionClassTable:
         self._mixed: dict[Hashable, ActionClass] = {}
         """Mixed classes by the demand of their actions."""
         self._separate_count: Counter[int] = Counter()
-        """Number of separate classes of each task."""
+        """Number of separate classes of each task. Time limits of one class count once."""
+        self._variant_count: Counter[int] = Counter()
+        """Number of tracked time limits by the key of a separate class."""
 
     def __len__(self) -> int:
         return len(self._tracked)
@@ -54,7 +56,7 @@ class ActionClassTable:
         if known is not None:
             known.action_count += 1
             return known.cls
-        if self._can_track(row.queue_id):
+        if row.class_key in self._variant_count or self._can_track(row.queue_id):
             return self._track_separately(to_action_class(row), task=row.queue_id)
         form = _mixed_key(row)
         cls = self._mixed.get(form)
@@ -86,6 +88,10 @@ class ActionClassTable:
         if known.mixed_key is not None:
             del self._mixed[known.mixed_key]
             return
+        self._variant_count[cls.key] -= 1
+        if self._variant_count[cls.key]:
+            return
+        del self._variant_count[cls.key]
         self._separate_count[known.task] -= 1
         if not self._separate_count[known.task]:
             del self._separate_count[known.task]
@@ -96,7 +102,8 @@ class ActionClassTable:
 
     def _track_separately(self, cls: ActionClass, *, task: int) -> ActionClass:
         self._tracked[cls.variant] = _TrackedClass(cls, task, mixed_key=None, action_count=1)
-        self._separate_count[task] += 1
+        self._variant_count[cls.key] += 1
+        self._separate_count[task] += self._variant_count[cls.key] == 1
         return cls
 
     def _can_track(self, task: int) -> bool:

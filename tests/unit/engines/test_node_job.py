@@ -20,12 +20,12 @@ StartJob = Callable[..., "Job"]
 class Job:
     """A job. Its node writes `up PID ARGUMENTS` into the output of the job."""
 
-    def __init__(self, directory: Path, node: str, **variables: str) -> None:
+    def __init__(self, directory: Path, node: str, squeue: str = "echo 10:00", **variables: str) -> None:
         self.directory = directory / "nodes" / "n-1"
         self._output = directory / "output"
         programs = directory / "programs"
         programs.mkdir()
-        for name, script in {"node": node, "squeue": "#!/bin/sh\necho 10:00\n", "scontrol": "#!/bin/sh\n"}.items():
+        for name, script in {"node": node, "squeue": f"#!/bin/sh\n{squeue}\n", "scontrol": "#!/bin/sh\n"}.items():
             (programs / name).write_text(script)
             (programs / name).chmod(0o755)
         words = ["--dir", str(self.directory), "--signal-before", "90", "--", str(programs / "node"), "DIRECTORY/state"]
@@ -91,6 +91,21 @@ async def test_node_dies_with_its_job(start_job: StartJob) -> None:
     await eventually(lambda: bool(job.starts()))
     job.process.kill()
     await eventually(lambda: not is_running(int(job.starts()[0][0])))
+
+
+async def test_node_starts_only_when_its_time_limit_is_known(start_job: StartJob, tmp_path: Path) -> None:
+    job = start_job(squeue=f"test -e {tmp_path}/up && echo 10:00 || exit 1")
+    await eventually(lambda: "the time limit of the job is unknown: asking again in 1 s" in job.output)
+    assert job.starts() == []
+    (tmp_path / "up").touch()
+    await eventually(lambda: bool(job.starts()))
+    assert job.starts()[0][1:] == [f"{job.directory}/state", "--walltime", "540"]
+
+
+async def test_job_without_a_time_limit_starts_a_node_without_walltime(start_job: StartJob) -> None:
+    job = start_job(squeue="echo UNLIMITED")
+    await eventually(lambda: bool(job.starts()))
+    assert job.starts()[0][1:] == [f"{job.directory}/state"]
 
 
 async def test_requeued_job_without_the_files_of_its_node_ends(start_job: StartJob) -> None:

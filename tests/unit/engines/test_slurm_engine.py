@@ -13,6 +13,7 @@ from arl_engines.slurm.slurm_commands import (
     JobRequest,
     SlurmCommands,
     SlurmJob,
+    SlurmUnanswered,
     parse_duration_s,
     parse_jobs,
 )
@@ -32,6 +33,7 @@ class MemorySlurm:
         self.sent: list[tuple[str, str]] = []
         self.refusal = ""
         self.answers = True
+        self.answers_submissions = True
 
     async def jobs(self, prefix: str) -> dict[str, SlurmJob]:
         if not self.answers:
@@ -45,6 +47,8 @@ class MemorySlurm:
         id = str(len(self.requests))
         name = next(each.partition("=")[2] for each in request.options if each.startswith("--job-name="))
         self.found[name] = SlurmJob(id=id, name=name, state="PENDING", reason="Resources", time_limit_s=3600)
+        if not self.answers_submissions:
+            raise SlurmUnanswered("sbatch: Socket timed out on send/recv operation")
         return id
 
     async def signal(self, job: str, name: str) -> None:
@@ -143,6 +147,49 @@ async def test_requeued_job_is_cancelled_and_replaced(tmp_path: Path) -> None:
     assert await trial.states() == {"p-2": EngineNodeState.WAITING}
 
 
+async def test_jobs_that_end_soon_are_not_submitted_again_each_second(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    await trial.engine.ensure(POOL, 1)
+    output = tmp_path / "logs" / "p-1.log"
+    output.write_text("first\nnode: No such file or directory\n")
+    trial.slurm.end("p-1")
+    for _ in range(5):
+        text = await trial.engine.ensure(POOL, 1)
+    assert len(trial.slurm.requests) == 1
+    assert text.startswith("1 jobs in a row ended soon, the next one follows in ")
+    assert text.endswith("p-1: node: No such file or directory")
+
+
+async def test_job_of_an_unanswered_submission_is_adopted(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    trial.slurm.answers_submissions = False
+    with pytest.raises(ClusterEngineError, match="Socket timed out"):
+        await trial.engine.ensure(POOL, 1)
+    trial.slurm.answers_submissions = True
+    await trial.engine.ensure(POOL, 1)
+    assert await trial.states() == {"p-1": EngineNodeState.WAITING}
+    assert len(trial.slurm.requests) == 1
+
+
+async def test_node_of_an_unanswered_submission_gets_no_second_job_at_once(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    trial.slurm.answers_submissions = False
+    with pytest.raises(ClusterEngineError):
+        await trial.engine.ensure(POOL, 1)
+    trial.slurm.found.clear()  # it appears later
+    await trial.engine.ensure(POOL, 1)
+    assert len(trial.slurm.requests) == 1
+
+
+async def test_job_without_a_node_is_cancelled(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    await trial.engine.ensure(POOL, 1)
+    (name,) = trial.slurm.found
+    trial.slurm.found[f"{name}#7"] = SlurmJob(id="7", name=name, state="RUNNING")
+    await trial.states()
+    assert trial.slurm.sent == [("7", "cancel")]
+
+
 async def test_released_node_is_signalled_and_then_cancelled(tmp_path: Path) -> None:
     trial = Trial(tmp_path)
     await trial.engine.ensure(POOL, 2)
@@ -175,13 +222,13 @@ async def test_job_with_a_short_time_limit_is_cancelled(tmp_path: Path) -> None:
 
 
 async def test_shared_pool_submits_one_job_at_a_time_elsewhere(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, is_exclusive=False)
+    trial = Trial(tmp_path, is_exclusive=False, memory_mib=4096)
     for _ in range(2):
         await trial.engine.ensure(POOL, 3)
         assert len(trial.slurm.requests) == 1
     trial.slurm.run("p-1")
     await trial.engine.ensure(POOL, 3)
-    assert {"--exclude=slurm-p-1", "--cpus-per-task=4"} <= set(trial.slurm.requests[1].options)
+    assert {"--exclude=slurm-p-1", "--cpus-per-task=4", "--mem=4096M"} <= set(trial.slurm.requests[1].options)
     assert "--exclusive" not in trial.slurm.requests[1].options
 
 
@@ -217,6 +264,7 @@ def test_output_of_squeue_is_parsed() -> None:
         "1|t-a-1|RUNNING|None|1-00:00:00|23:59:59|n1|draining",
         "2|t-a-2|PENDING|Resources|UNLIMITED|UNLIMITED||(null)",
         "3|other|RUNNING|None|1:00|0:30|n1|x|y",
+        "4|t-a-2|PENDING|Resources|UNLIMITED|UNLIMITED||(null)",
     )
     jobs = parse_jobs("\n".join(lines), "t-")
     assert jobs == {
@@ -225,6 +273,7 @@ def test_output_of_squeue_is_parsed() -> None:
             comment="draining",
         ),
         "t-a-2": SlurmJob(id="2", name="t-a-2", state="PENDING", reason="Resources"),
+        "t-a-2#4": SlurmJob(id="4", name="t-a-2", state="PENDING", reason="Resources"),
     }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def node_row(node: NodeInfo) -> tuple[str, ...]:
     has_cores = "cpu_milli" in node.capacity
     cores = f"{node.allocated_cpu_milli / 1000:g}/{node.capacity['cpu_milli'] / 1000:g}" if has_cores else "-"
     memory = f"{node.capacity['memory_mib'] / 1024:.1f}" if "memory_mib" in node.capacity else "-"
-    ends = f", ends {node.ends_at:%Y-%m-%d %H:%M}" if node.ends_at is not None and node.alive else ""
+    ends = f", ends {node.ends_at.astimezone():%Y-%m-%d %H:%M %Z}" if node.ends_at is not None and node.alive else ""
     state = f"{node_state(node)}{ends}"
     return (node.name, node.kind, node.pool, state, cores, str(node.running), str(node.environments), memory)
 
