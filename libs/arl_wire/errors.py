@@ -22,6 +22,7 @@ TangramError
 │   └── InputFull               the program has not read the earlier input
 ├── Unavailable 503             try again; retry_after_s says when
 │   └── CellUnavailable         the cell of the request does not answer; other cells are not affected
+│       └── CellBusy            the router has no free connection to the cell
 ├── GatewayTimeout 504          the action continues; repeat the same request to resume waiting
 ├── DatabaseDiskFull 507        the disk of Postgres is full; free space there
 └── Internal 500
@@ -34,7 +35,9 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "ERROR_CODES",
     "BadRequest",
+    "CellBusy",
     "CellUnavailable",
     "Conflict",
     "DatabaseDiskFull",
@@ -305,6 +308,12 @@ class CellUnavailable(Unavailable):
     code, title = "cell_unavailable", "A cell does not answer"
 
 
+class CellBusy(CellUnavailable):
+    """All connections of the router to the cell are in use. The request was not sent."""
+
+    code, title = "cell_busy", "Too many requests to a cell are open"
+
+
 class GatewayTimeout(TangramError):
     """The action has not ended in time and continues; repeat the same request to wait further."""
 
@@ -325,9 +334,8 @@ class Internal(TangramError):
 
 def error_from_problem(problem: ProblemDetails, *, retry_after_s: float | None = None) -> TangramError:
     """Return the error for a problem; an unknown code becomes the class of its status."""
-    ours = [cls for cls in _subclasses(TangramError) if cls.__module__ == __name__]
-    known = {cls.code: cls for cls in ours}
-    by_status = {cls.status: cls for cls in reversed(ours) if TangramError in cls.__bases__}
+    known = {cls.code: cls for cls in _OWN_ERRORS}
+    by_status = {cls.status: cls for cls in reversed(_OWN_ERRORS) if TangramError in cls.__bases__}
     cls = known.get(problem.code) or by_status.get(problem.status) or TangramError
     error = cls(problem.detail, errors=problem.errors, retry_after_s=retry_after_s or problem.retry_after_s)
     error.trace_id = problem.trace_id
@@ -336,3 +344,9 @@ def error_from_problem(problem: ProblemDetails, *, retry_after_s: float | None =
 
 def _subclasses(cls: type[TangramError]) -> list[type[TangramError]]:
     return [cls, *(found for sub in cls.__subclasses__() for found in _subclasses(sub))]
+
+
+_OWN_ERRORS = tuple(_subclasses(TangramError))
+"""The errors of this module. Other modules may define subclasses later."""
+ERROR_CODES = frozenset(cls.code for cls in _OWN_ERRORS)
+"""The values of `code` in problems."""

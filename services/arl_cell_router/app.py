@@ -9,10 +9,10 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from arl_cell_router.cells.cell_link import CellLink
-from arl_cell_router.cells.fleet import CellFleet
+from arl_cell_router.cells.cell_links import CellLinks
 from arl_cell_router.endpoint import RouterEndpoint
 from arl_cell_router.metrics import RouterMetrics
-from arl_cell_router.placement.routing import CellRouting
+from arl_cell_router.routing.cell_routing import CellRouting
 from arl_cell_router.settings import CellRouterSettings
 from arl_kit.app import create_app, metrics_token_check
 
@@ -24,20 +24,20 @@ ARCHIVE_PATH = r"/v1/environments/[^/]+/archive$"
 def build(settings: CellRouterSettings) -> FastAPI:
     """Build the application. It connects to nothing before its lifespan starts."""
     metrics = RouterMetrics()
-    fleet = _create_fleet(settings, metrics)
+    cells = _create_links(settings, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         """Keep the connections to the cells while the application runs."""
-        await fleet.start()
+        await cells.start()
         try:
             yield
         finally:
-            await fleet.stop()
+            await cells.stop()
 
     async def ready(within_s: float) -> str | None:
         """Report readiness while at least one cell answers."""
-        return None if fleet.up else fleet.all_down_error().detail
+        return None if cells.up else cells.all_down_error().detail
 
     app = create_app(
         title="ARL-Tangram cell router",
@@ -48,12 +48,12 @@ def build(settings: CellRouterSettings) -> FastAPI:
         metrics=metrics.metrics,
         scrape_dependencies=[metrics_token_check(settings)],
     )
-    _add_states(app, fleet, settings)
-    app.router.routes.append(Route("/{path:path}", RouterEndpoint(fleet)))
+    _add_states(app, cells, settings)
+    app.router.routes.append(Route("/{path:path}", RouterEndpoint(cells)))
     return app
 
 
-def _create_fleet(settings: CellRouterSettings, metrics: RouterMetrics) -> CellFleet:
+def _create_links(settings: CellRouterSettings, metrics: RouterMetrics) -> CellLinks:
     weights = {number: settings.cell_weights.get(number, 1.0) for number in settings.cells}
     links = [
         CellLink(
@@ -66,12 +66,13 @@ def _create_fleet(settings: CellRouterSettings, metrics: RouterMetrics) -> CellF
         )
         for number, url in settings.cells.items()
     ]
-    return CellFleet(links, CellRouting(weights, fallback=settings.fallback_cell))
+    routing = CellRouting(weights, fallback=settings.fallback_cell)
+    return CellLinks(links, routing, answer_s=settings.cell_answer_s, batch_s=settings.cell_batch_s)
 
 
-def _add_states(app: FastAPI, fleet: CellFleet, settings: CellRouterSettings) -> None:
+def _add_states(app: FastAPI, cells: CellLinks, settings: CellRouterSettings) -> None:
     @app.get("/v1/cells", include_in_schema=False)
-    async def cells() -> dict[str, list[dict[str, Any]]]:
+    async def cell_states() -> dict[str, list[dict[str, Any]]]:
         """Return the state of each cell. It needs no key, as `/readyz` does not."""
         return {
             "items": [
@@ -81,6 +82,6 @@ def _add_states(app: FastAPI, fleet: CellFleet, settings: CellRouterSettings) ->
                     "problem": link.availability.problem,
                     "weight": settings.cell_weights.get(number, 1.0),
                 }
-                for number, link in fleet.links.items()
+                for number, link in cells.links.items()
             ]
         }

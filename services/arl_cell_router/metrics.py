@@ -14,8 +14,8 @@ class RouterMetrics:
         self.metrics.describe_process(service="cell-router", version=VERSION)
         self._requests: Counter = self.metrics.counter(
             "cell_requests",
-            "Requests to each cell by outcome: answered, unavailable (502 or 503), failed (no response), refused (the"
-            " cell was known to be down)",
+            "Requests to each cell by outcome: answered, unavailable (502 or 503), failed (no response), busy (no"
+            " free connection), refused (the cell was known to be down)",
             "cell",
             "outcome",
         )

@@ -33,7 +33,19 @@ class CellRouterSettings(ProcessSettings):
         description="Seconds between health checks of a cell. A check fails after twice this time, and after two"
         " failed checks the cell gets no requests",
     )
-    cell_connections: int = Field(default=2048, ge=1, le=65536, description="Maximum number of connections to a cell")
+    cell_answer_s: float = Field(
+        default=3.0, gt=0, le=60, description="Seconds that a list and the end of a trajectory wait for a cell"
+    )
+    cell_batch_s: float = Field(
+        default=10.0, gt=0, le=600, description="Seconds that a batch with items of several cells waits for a cell"
+    )
+    cell_connections: int = Field(
+        default=2048,
+        ge=1,
+        le=65536,
+        description="Maximum number of connections to a cell, without those of the health checks. Each request, wait"
+        " and stream that is open uses one. Further requests get 503 with the code `cell_busy`",
+    )
     max_body_mib: int = Field(default=64, ge=1, le=1024, description="Maximum MiB of a request body")
     max_archive_mib: int = Field(
         default=1024, ge=1, le=1 << 20, description="Maximum MiB of an archive of an environment's files"

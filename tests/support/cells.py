@@ -14,7 +14,7 @@ from arl_cell_router.app import build
 from arl_cell_router.settings import CellRouterSettings
 from support.conditions import eventually
 
-__all__ = ["PROBLEM", "FakeCell", "a_router_of", "is_up", "two_cells", "wait_down"]
+__all__ = ["PROBLEM", "FakeCell", "a_router_of", "is_up", "two_cells", "wait_down", "wait_up"]
 
 CHECK_S = 0.2
 """Seconds between health checks."""
@@ -42,7 +42,8 @@ class FakeCell:
 
     def answer(self, route: str, document: Any, status: int = 200) -> None:
         async def respond(request: web.Request) -> web.Response:
-            return web.json_response(document, status=status)
+            media_type = "application/problem+json" if status >= 400 else "application/json"
+            return web.json_response(document, status=status, content_type=media_type)
 
         self.answers[route] = respond
 
@@ -95,6 +96,10 @@ def two_cells() -> tuple[FakeCell, FakeCell]:
 
 async def is_up(api: httpx.AsyncClient, cell: int) -> bool:
     return bool((await api.get("/v1/cells")).json()["items"][cell - 1]["up"])
+
+
+async def wait_up(api: httpx.AsyncClient, cell: int) -> None:
+    await eventually(lambda: is_up(api, cell))
 
 
 async def wait_down(api: httpx.AsyncClient, cell: int) -> None:

@@ -3,34 +3,31 @@
 import asyncio
 import json
 import logging
-import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 from yarl import URL
 
+from arl_cell_router.cells.cell_sessions import PoolWait, open_session
 from arl_wire.calls import IDEMPOTENT_METHODS
 from arl_wire.cells import CELL_HEADER
-from arl_wire.errors import CellUnavailable
+from arl_wire.errors import CellBusy, CellUnavailable
 
-__all__ = ["CellAvailability", "CellLink", "CellReply"]
+__all__ = ["MISSING_STATUSES", "RETRY_AFTER_S", "CellAvailability", "CellLink", "CellReply"]
 
-CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 15.0
-"""Seconds for a complete response, except those that wait for actions."""
+"""Seconds for a complete response of a cell, unless the caller sets another time."""
 CHECKS_TO_DOWN, CHECKS_TO_UP = 2, 2
 """Consecutive checks that change the state, so that one lost response does not."""
+CHECK_CONNECTIONS = 2
 RETRY_AFTER_S = 2
+MAX_RETRY_DIGITS = 6
 MISSING_STATUSES = frozenset({502, 503})
-LOST_HOST_S = 20
-"""Seconds after which a connection to a machine that vanished fails, also while nothing is sent."""
 NO_RETRY_HEADERS = {"x-should-retry": "false"}
 """Headers that keep OpenAI's and Anthropic's clients from retrying a 5xx."""
-OWN_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""Headers that the HTTP client would add. The router sends those of its client only."""
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +90,12 @@ class CellReply:
         """Return True for a 2xx status."""
         return 200 <= self.status < 300
 
+    @property
+    def retry_after_s(self) -> float:
+        """Return the seconds after which the gateway asks for a repetition; 0 without such a header."""
+        text = self.headers.get("retry-after", "")
+        return float(text) if text.isascii() and text.isdigit() and len(text) <= MAX_RETRY_DIGITS else 0.0
+
     def json(self) -> Any:
         """Return the parsed body. Raises ValueError if it is not JSON."""
         return json.loads(self.body)
@@ -121,20 +124,17 @@ class CellLink:
         self._url = url
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
+        self._check_session: aiohttp.ClientSession | None = None
+        """The checks have their own connections, so that many open requests do not make a check fail."""
+        self._calls: set[asyncio.Timeout] = set()
+        """The time limits of the calls in progress. They end at once when the cell is found to be down."""
         self._checks: asyncio.Task[None] | None = None
         self._is_verified = False
 
     async def start(self) -> None:
         """Open the connections, check the cell once, and start the checks."""
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S),
-            connector=aiohttp.TCPConnector(
-                limit=self._max_connections, keepalive_timeout=30, socket_factory=_watched_socket
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=OWN_HEADERS,
-        )
+        self._session = open_session(self._max_connections)
+        self._check_session = open_session(CHECK_CONNECTIONS)
         await self._check()
         self._checks = asyncio.create_task(self._check_forever(), name=f"checks of cell {self.number}")
 
@@ -144,8 +144,9 @@ class CellLink:
             self._checks.cancel()
             with suppress(asyncio.CancelledError):
                 await self._checks
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, self._check_session):
+            if session is not None:
+                await session.close()
 
     def unavailable(self, problem: str, *, request: tuple[str, HeaderPairs] | None = None) -> CellUnavailable:
         """Return the error of a request for this cell, with what is not reachable.
@@ -169,13 +170,18 @@ class CellLink:
     ) -> aiohttp.ClientResponse:
         """Send a request and return the response before its body. `target` is the encoded path with the query.
 
-        Raises `CellUnavailable` if the cell is down or does not respond. The caller closes the response.
+        The caller closes the response.
+
+        Raises:
+            CellUnavailable: The cell is down or does not respond.
+            CellBusy: All connections to the cell are in use.
         """
         if not self.availability.is_up:
             self._count("refused")
             raise self.unavailable(str(self.availability.problem))
         if self._session is None:
             raise RuntimeError("open() needs start() first")
+        pool_wait = PoolWait()
         try:
             response = await self._session.request(
                 method,
@@ -183,8 +189,12 @@ class CellLink:
                 headers=list(headers),
                 data=body,
                 allow_redirects=False,
+                trace_request_ctx=pool_wait,
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if pool_wait.is_waiting and isinstance(error, aiohttp.ConnectionTimeoutError):
+                self._count("busy")
+                raise self._busy() from error
             self._count("failed")
             is_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
             raise self.unavailable(type(error).__name__, request=(method, headers) if is_sent else None) from error
@@ -200,15 +210,21 @@ class CellLink:
         *,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> CellReply:
-        """Return a complete response. Raises `CellUnavailable` if the cell is down, silent or loses the connection."""
+        """Return a complete response.
+
+        Raises `CellUnavailable` if the cell is down, does not respond in time, or is found to be down meanwhile, and
+        `CellBusy` if all connections to it are in use.
+        """
         try:
-            async with asyncio.timeout(timeout_s):
-                plain = [(name, value) for name, value in headers if name != "accept-encoding"]
-                response = await self.open(method, target, [*plain, ("accept-encoding", "identity")], body)
-                async with response:
-                    content = await response.read()
+            async with asyncio.timeout(timeout_s) as limit:
+                with self._ended_when_down(limit):
+                    plain = [(name, value) for name, value in headers if name != "accept-encoding"]
+                    response = await self.open(method, target, [*plain, ("accept-encoding", "identity")], body)
+                    async with response:
+                        content = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise self.unavailable(type(error).__name__, request=(method, headers)) from error
+            problem = self.availability.problem or _describe(error, timeout_s)
+            raise self.unavailable(problem, request=(method, headers)) from error
         return CellReply(self.number, response.status, content, response.headers)
 
     async def _check_forever(self) -> None:
@@ -221,19 +237,46 @@ class CellLink:
         if self.availability.record(problem):
             log.warning("cell %d is %s", self.number, "up" if problem is None else f"down: {problem}")
         self._report(self.availability.is_up)
+        if not self.availability.is_up:
+            self._end_calls()
+
+    @contextmanager
+    def _ended_when_down(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """Let `_end_calls` end the call with this time limit."""
+        self._calls.add(limit)
+        try:
+            yield
+        finally:
+            self._calls.discard(limit)
+
+    def _end_calls(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for limit in self._calls:
+            if not limit.expired():
+                limit.reschedule(now)
+
+    def _busy(self) -> CellBusy:
+        error = CellBusy(
+            f"too many requests to cell {self.number} are open: all {self._max_connections} connections of this router"
+            " are in use. Repeat the request, run several routers, or start the router with a larger --connections",
+            retry_after_s=RETRY_AFTER_S,
+        )
+        error.headers[CELL_HEADER] = str(self.number)
+        return error
 
     async def _find_problem(self) -> str | None:
         """Return why the cell cannot serve requests, or None."""
-        if self._session is None:
+        session = self._check_session
+        if session is None:
             raise RuntimeError("the checks need start() first")
         try:
             async with asyncio.timeout(2 * self._check_s):
-                async with self._session.get(f"{self._url}/readyz?max_age_s=1") as response:
+                async with session.get(f"{self._url}/readyz?max_age_s=1") as response:
                     said = await response.json(content_type=None)
                 if response.status != 200:
                     self._is_verified = False
                     return str(said["detail"])
-                return None if self._is_verified else await self._verify_number(self._session)
+                return None if self._is_verified else await self._verify_number(session)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._is_verified = False
             return f"{type(error).__name__} at the health check"
@@ -241,7 +284,7 @@ class CellLink:
             return "the health check has no answer of a gateway"
 
     async def _verify_number(self, session: aiohttp.ClientSession) -> str | None:
-        """Compare the number that the gateway knows with the setting. Ids would be looked for in a wrong cell else."""
+        """Compare the number that the gateway knows with the setting. A wrong number would send ids to a wrong cell."""
         async with session.get(f"{self._url}/cell") as response:
             number = (await response.json(content_type=None)).get("cell")
         if number != self.number:
@@ -251,17 +294,9 @@ class CellLink:
         return None
 
 
+def _describe(error: Exception, timeout_s: float) -> str:
+    return f"no response within {timeout_s:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+
+
 def _is_repeatable(method: str, headers: HeaderPairs) -> bool:
     return method in IDEMPOTENT_METHODS or any(name == "idempotency-key" for name, _ in headers)
-
-
-def _watched_socket(address: Any) -> socket.socket:
-    """Return a socket that notices the loss of the other machine by keep-alive probes."""
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family=family, type=kind, proto=protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, LOST_HOST_S // 4)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, LOST_HOST_S // 4)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_HOST_S * 1000)
-    return made

@@ -9,20 +9,21 @@ from hashlib import sha256
 from starlette.requests import Request
 from starlette.responses import Response
 
-from arl_cell_router.cells.cell_link import CellReply
-from arl_cell_router.cells.fleet import CellFleet
+from arl_cell_router.cells.cell_link import RETRY_AFTER_S, CellReply
+from arl_cell_router.cells.cell_links import CellLinks, RelayedHead
 from arl_cell_router.handlers.lists import CellLists
 from arl_cell_router.merging.page_merging import merge_item, parse_router_key_id
-from arl_cell_router.placement.route_table import RouteMatch
 from arl_cell_router.relaying.relay import forward, reply_response, request_head
 from arl_cell_router.relaying.request_body import json_head, read_json, to_json
 from arl_cell_router.relaying.responses import json_response, missing_cells, names_of, raise_missing
+from arl_cell_router.routing.route_table import RouteMatch
 from arl_wire.cells import CELL_HEADER
 from arl_wire.errors import CellUnavailable, Conflict, FieldError, NotFound, ValidationFailed
 
 __all__ = ["CellChanges"]
 
 HEADER = CELL_HEADER.title()
+HOW_TO_NAME = f"Name one with `tangram --cell NUMBER`, `cell=` of the Python client, or the header {HEADER}"
 MAX_UNFINISHED_KEYS = 100
 Replies = Mapping[int, CellReply | CellUnavailable]
 
@@ -30,8 +31,8 @@ Replies = Mapping[int, CellReply | CellUnavailable]
 class CellChanges:
     """The handlers of changes by administrators."""
 
-    def __init__(self, fleet: CellFleet, lists: CellLists) -> None:
-        self._fleet, self._lists = fleet, lists
+    def __init__(self, cells: CellLinks, lists: CellLists) -> None:
+        self._cells, self._lists = cells, lists
         self._unfinished_keys: OrderedDict[bytes, str] = OrderedDict()
         """Keys that were not created in all cells, by the hash of the request. Its repetition creates the same key."""
 
@@ -40,22 +41,33 @@ class CellChanges:
         body = await request.body()
         self._require_all_up()
         head = request_head(request)
-        replies = await self._fleet.ask(dict.fromkeys(self._fleet.links, head), dict.fromkeys(self._fleet.links, body))
+        replies = await self._cells.ask(dict.fromkeys(self._cells.links, head), dict.fromkeys(self._cells.links, body))
+        if route.params["list"] == "queues" and request.method == "PATCH":
+            replies = await self._create_queues(replies, head, body)
         refused = self._check_changed(replies, is_removal=request.method == "DELETE")
         return refused or self._merged_response(replies, route.params["list"])
+
+    async def _create_queues(self, replies: Replies, head: RelayedHead, body: bytes) -> Replies:
+        """Repeat the change in cells without the queue, which creates it there, if at least one cell has the queue."""
+        absent = [cell for cell, each in replies.items() if isinstance(each, CellReply) and each.status == 404]
+        if not absent or not any(isinstance(each, CellReply) and each.is_success for each in replies.values()):
+            return replies
+        creating = replace(head, target=f"{head.target}{'&' if '?' in head.target else '?'}create=true")
+        created = await self._cells.ask(dict.fromkeys(absent, creating), dict.fromkeys(absent, body))
+        return {**replies, **created}
 
     async def create_key(self, request: Request) -> Response:
         """Create the same key in every cell. The router draws the secret, unless the request has one."""
         body, value = await read_json(request)
         if not isinstance(value, Mapping):
-            return await forward(request, self._fleet.next_link(), body=body)
+            return await forward(request, self._cells.next_link(), body=body)
         self._require_all_up()
         repeated = sha256(request.headers.get("authorization", "").encode() + b"\0" + body).digest()
         key = value.get("key") or self._unfinished_keys.get(repeated) or f"tk_{secrets.token_urlsafe(32)}"
         content = to_json({**value, "key": key})
         head = json_head(request_head(request))
-        replies = await self._fleet.ask(
-            dict.fromkeys(self._fleet.links, head), dict.fromkeys(self._fleet.links, content)
+        replies = await self._cells.ask(
+            dict.fromkeys(self._cells.links, head), dict.fromkeys(self._cells.links, content)
         )
         self._unfinished_keys[repeated] = key
         while len(self._unfinished_keys) > MAX_UNFINISHED_KEYS:
@@ -67,17 +79,23 @@ class CellChanges:
         return response
 
     async def revoke_key(self, request: Request, route: RouteMatch) -> Response:
-        """Revoke a key in every cell that has it. The fingerprint of the key finds it in the other cells."""
-        self._require_all_up()
+        """Revoke a key in every cell that has it. The fingerprint of the key finds it in the other cells.
+
+        Raises `CellUnavailable` if a cell does not answer, after the key was revoked in the others.
+        """
         cell, id = parse_router_key_id(route.params["id"])
         head = request_head(request)
         listing = replace(head, method="GET", target="/v1/admin/keys")
         tables = await self._lists.read_tables(listing, "keys")
-        for number, table in tables.items():
-            if table is None:
-                raise self._nothing_changed(number)
+        for table in tables.values():
             if isinstance(table, CellReply):
                 return reply_response(table)
+        if cell in tables and tables[cell] is None:
+            raise CellUnavailable(
+                f"nothing was changed: the id is from cell {cell}, which does not answer. `tangram keys list` shows the"
+                " id of the key in the other cells: repeat the command with that id",
+                retry_after_s=RETRY_AFTER_S,
+            )
         known = {number: table for number, table in tables.items() if isinstance(table, list)}
         wanted = next((key["fingerprint"] for key in known.get(cell, ()) if key["id"] == id), None)
         if wanted is None:
@@ -90,7 +108,15 @@ class CellChanges:
             for key in table
             if key["fingerprint"] == wanted
         }
-        replies = await self._fleet.ask(heads)
+        replies = await self._cells.ask(heads)
+        silent = sorted({*missing_cells(replies), *(number for number, table in tables.items() if table is None)})
+        if silent:
+            done = [each.cell for each in replies.values() if isinstance(each, CellReply) and each.is_success]
+            state = f"the key was revoked in {names_of(done)}" if done else "the key was not revoked"
+            raise CellUnavailable(
+                f"{state} and may still be valid in {names_of(silent)}, which did not answer. Repeat the command",
+                retry_after_s=RETRY_AFTER_S,
+            )
         return self._check_changed(replies, is_removal=True) or self._merged_response(replies, "keys")
 
     async def change_named(self, request: Request, route: RouteMatch) -> Response:
@@ -105,36 +131,32 @@ class CellChanges:
             cell for cell, table in tables.items() if isinstance(table, list) and any(e["name"] == name for e in table)
         ]
         if len(owners) == 1:
-            return await forward(request, self._fleet.links[owners[0]])
+            return await forward(request, self._cells.links[owners[0]])
         noun = listed.removesuffix("s")
         if owners:
-            message = f"{noun} {name!r} exists in {names_of(owners)}: name one of them"
+            message = f"{noun} {name!r} exists in {names_of(owners)}. {HOW_TO_NAME}"
             raise Conflict(message, errors=[FieldError(field=f"header.{HEADER}", message=message)])
         if missing := [cell for cell, table in tables.items() if table is None]:
-            raise_missing(self._fleet, missing)
+            raise_missing(self._cells, missing)
         if request.method == "PUT":
             raise self.header_needed(f"{noun} {name!r} exists in no cell yet")
-        raise NotFound(f"{noun} {name!r} does not exist in {names_of(self._fleet.links)}")
+        raise NotFound(f"{noun} {name!r} does not exist in {names_of(self._cells.links)}")
 
     def header_needed(self, reason: str) -> ValidationFailed:
         """Return the error of a request that must name its cell in a header."""
-        message = (
-            f"is needed: {reason}. Send the number of one of {names_of(self._fleet.links)}, or use its own address"
-        )
-        return ValidationFailed(
-            f"header {HEADER} {message}", errors=[FieldError(field=f"header.{HEADER}", message=message)]
-        )
+        message = f"{reason}, and the request names none of {names_of(self._cells.links)}. {HOW_TO_NAME}"
+        return ValidationFailed(message, errors=[FieldError(field=f"header.{HEADER}", message=message)])
 
     def _require_all_up(self) -> None:
-        for number in self._fleet.links:
-            if number not in self._fleet.up:
+        for number in self._cells.links:
+            if number not in self._cells.up:
                 raise self._nothing_changed(number)
 
     def _nothing_changed(self, cell: int) -> CellUnavailable:
         return CellUnavailable(
             f"cell {cell} does not answer; nothing was changed. This change concerns all cells: repeat it when the cell"
             " is back",
-            retry_after_s=2,
+            retry_after_s=RETRY_AFTER_S,
         )
 
     def _check_changed(self, replies: Replies, *, is_removal: bool) -> Response | None:
@@ -155,7 +177,9 @@ class CellChanges:
             return reply_response(answered[refused[0]])
         state = f"{names_of(done)} did, and the same request may be repeated" if done else "no other cell did"
         if missing:
-            raise CellUnavailable(f"{names_of(missing)} did not confirm the change; {state}", retry_after_s=2)
+            raise CellUnavailable(
+                f"{names_of(missing)} did not confirm the change; {state}", retry_after_s=RETRY_AFTER_S
+            )
         raise Conflict(f"{names_of(refused)} refused the change: {_detail(answered[refused[0]])}; {state}")
 
     def _merged_response(self, replies: Replies, listed: str) -> Response:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from arl_cell_router.placement.request_facts import batch_facts, gang_facts, parse_id
-from arl_cell_router.placement.routing import CellRouting
+from arl_cell_router.routing.cell_routing import CellRouting
+from arl_cell_router.routing.request_facts import batch_facts, gang_facts, parse_id
 from arl_wire.actions.batches import BatchItemResult
 from arl_wire.errors import FieldError, ProblemDetails, TangramError
 
@@ -33,15 +33,15 @@ def can_split_batch(body: Any) -> bool:
 def split_batch(body: Mapping[str, Any], routing: CellRouting, *, key: str | None) -> BatchSplit:
     """Split the items of a batch by cell. A gang stays whole.
 
-    Raises the errors of `CellRouting.place` for a gang; an error of another item is in `refused`.
+    Raises the errors of `CellRouting.choose_cell` for a gang; an error of another item is in `refused`.
     """
     actions: Sequence[Any] = body["actions"]
     if body.get("gang"):
-        return BatchSplit({routing.place(gang_facts(actions, key=key)): list(range(len(actions)))})
+        return BatchSplit({routing.choose_cell(gang_facts(actions, key=key)): list(range(len(actions)))})
     split = BatchSplit()
     for index, facts in enumerate(batch_facts(actions, key=key)):
         try:
-            split.parts.setdefault(routing.place(facts), []).append(index)
+            split.parts.setdefault(routing.choose_cell(facts), []).append(index)
         except TangramError as error:
             split.refused[index] = error
     return split
@@ -80,7 +80,8 @@ def item_error(error: TangramError, index: int) -> ProblemDetails:
         else FieldError(field=f"{prefix}.{each.field}", message=each.message)
         for each in problem.errors
     ]
-    return problem.model_copy(update={"errors": fields, "detail": f"{prefix}: {problem.detail}"})
+    detail = problem.detail if problem.detail.startswith(f"{prefix}.") else f"{prefix}: {problem.detail}"
+    return problem.model_copy(update={"errors": fields, "detail": detail})
 
 
 def split_wait(ids: Sequence[Any], routing: CellRouting) -> tuple[dict[int, list[str]], list[str]]:

@@ -41,9 +41,9 @@ class PageCursor:
             document = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
             positions = {int(cell): _text_or_none(cursor) for cell, cursor in document["c"].items()}
             missing = [int(cell) for cell in document["m"]]
-        except (ValueError, LookupError, TypeError, AttributeError):
-            positions, missing = {-1: None}, []
-        if positions.keys() <= set(cells) and set(missing) <= set(cells):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+            positions, missing = {}, []
+        if positions and positions.keys() <= set(cells) and set(missing) <= set(cells):
             return cls(positions, missing)
         message = "is not a cursor of this list: use next_cursor of the previous page"
         raise BadRequest(f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)])
@@ -105,6 +105,8 @@ def merge_item(listed: str, items: Mapping[int, Item]) -> Item:
             merged[count] = sum(item[count] for item in items.values())
     elif listed == "keys":
         merged["id"] = router_key_id(first, merged["id"])
+        if any(item.get("revoked_at") is None for item in items.values()):
+            merged.pop("revoked_at", None)  # it is valid while one cell accepts it
     return merged
 
 

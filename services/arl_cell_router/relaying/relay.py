@@ -10,10 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from arl_cell_router.cells.cell_link import MISSING_STATUSES, CellLink, CellReply
-from arl_cell_router.cells.fleet import RelayedHead
+from arl_cell_router.cells.cell_link import CellLink, CellReply
+from arl_cell_router.cells.cell_links import RelayedHead
 from arl_wire.cells import CELL_HEADER
-from arl_wire.errors import CellUnavailable
+from arl_wire.errors import ERROR_CODES, CellUnavailable
 
 __all__ = ["CLIENT_CLOSED", "forward", "reply_response", "request_head"]
 
@@ -28,6 +28,7 @@ OWN_REQUEST_HEADERS = frozenset({"host", "expect", "x-forwarded-for", CELL_HEADE
 OWN_RESPONSE_HEADERS = frozenset({"date", CELL_HEADER})
 MAX_BUFFERED_BYTES = 256 << 10
 """Bytes of a response of known length that is read before it is sent, in one piece."""
+PROBLEM_TYPE = "application/problem+json"
 CLIENT_CLOSED = 499
 """Status for metrics if the client disconnected before the response."""
 
@@ -52,17 +53,20 @@ def _has_body(request: Request) -> bool:
     return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
 
 
-async def forward(request: Request, link: CellLink, *, body: bytes | None = None) -> Response:
+async def forward(
+    request: Request, link: CellLink, *, body: bytes | None = None, is_upstream: bool = False
+) -> Response:
     """Return the response of a cell. If the client disconnects, the request to the cell is cancelled.
 
-    `body` is a body that was read already; otherwise the body is streamed. Raises `CellUnavailable`.
+    `body` is a body that was read already; otherwise the body is streamed. The response of an external API
+    (`is_upstream`) is not changed. Raises `CellUnavailable`.
     """
     head = request_head(request)
     streamed = _StreamedBody(request.receive) if body is None and _has_body(request) else None
     pending = link.open(head.method, head.target, head.headers, streamed.chunks() if streamed is not None else body)
     try:
         response = await _unless_disconnected(request, pending, streamed)
-        return await _to_response(response, link.number)
+        return await _to_response(response, link.number, is_upstream=is_upstream)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED)
     except CellUnavailable:
@@ -73,9 +77,9 @@ async def forward(request: Request, link: CellLink, *, body: bytes | None = None
         raise link.unavailable(type(error).__name__, request=(head.method, head.headers)) from error
 
 
-def reply_response(reply: CellReply) -> Response:
+def reply_response(reply: CellReply, *, is_upstream: bool = False) -> Response:
     """Return a complete response of a cell as the response to the client."""
-    response = Response(_with_cell_in_problem(reply.body, reply.status, reply.cell), reply.status)
+    response = Response(reply.body if is_upstream else _with_cell_in_problem(reply), reply.status)
     headers = [(name.lower(), value) for name, value in reply.headers.items()]
     _set_headers(response, headers, reply.cell, length=len(response.body))
     return response
@@ -135,12 +139,13 @@ async def _wait_disconnected(receive: Receive, streamed: _StreamedBody | None = 
         pass
 
 
-async def _to_response(response: aiohttp.ClientResponse, cell: int) -> Response:
+async def _to_response(response: aiohttp.ClientResponse, cell: int, *, is_upstream: bool) -> Response:
     length = response.headers.get("content-length", "")
     is_short = length.isdigit() and int(length) <= MAX_BUFFERED_BYTES and response.method != "HEAD"
-    if response.status in MISSING_STATUSES or is_short:
+    if is_short:
         async with response:
-            return reply_response(CellReply(cell, response.status, await response.read(), response.headers))
+            reply = CellReply(cell, response.status, await response.read(), response.headers)
+            return reply_response(reply, is_upstream=is_upstream)
     return _RelayedResponse(response, cell)
 
 
@@ -189,12 +194,15 @@ def _end_to_end(headers: Iterable[tuple[str, str]], own: frozenset[str]) -> Head
     return [(name, value) for name, value in pairs if name not in HOP_HEADERS | own | named]
 
 
-def _with_cell_in_problem(body: bytes, status: int, cell: int) -> bytes:
-    """Name the cell in the problem of a gateway that cannot serve requests now."""
-    if status not in MISSING_STATUSES or len(body) > MAX_BUFFERED_BYTES:
-        return body
+def _with_cell_in_problem(reply: CellReply) -> bytes:
+    """Name the cell in the problem of a gateway that cannot serve requests now. Other bodies stay as they are."""
+    media_type = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not reply.is_missing or media_type != PROBLEM_TYPE or len(reply.body) > MAX_BUFFERED_BYTES:
+        return reply.body
     try:
-        problem = json.loads(body)
-        return json.dumps({**problem, "detail": f"cell {cell}: {problem['detail']}"}).encode()
-    except (ValueError, LookupError, TypeError):
-        return body
+        problem = json.loads(reply.body)
+        if problem["code"] not in ERROR_CODES:
+            return reply.body
+        return json.dumps({**problem, "detail": f"cell {reply.cell}: {problem['detail']}"}).encode()
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return reply.body

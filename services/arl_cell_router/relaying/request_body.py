@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from arl_cell_router.cells.fleet import RelayedHead
+from arl_cell_router.cells.cell_links import RelayedHead
 from arl_kit.http_server.json_limits import JsonLimitExceeded, JsonScanner, JsonTooDeep
 
 __all__ = ["has_credentials", "json_head", "read_json", "to_json"]

@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.responses import Response
 
-from arl_cell_router.cells.cell_link import CellReply
-from arl_cell_router.cells.fleet import CellFleet
+from arl_cell_router.cells.cell_link import RETRY_AFTER_S, CellReply
+from arl_cell_router.cells.cell_links import CellLinks
 from arl_wire.cells import MISSING_CELLS_HEADER
 from arl_wire.errors import CellUnavailable
 
 __all__ = ["json_response", "missing_cells", "names_of", "raise_missing"]
+
+NOT_SERVING = "its gateway cannot serve requests now"
 
 Replies = Mapping[int, CellReply | CellUnavailable]
 
@@ -28,12 +30,16 @@ def missing_cells(replies: Replies) -> list[int]:
     return [cell for cell, reply in replies.items() if isinstance(reply, CellUnavailable) or reply.is_missing]
 
 
-def raise_missing(fleet: CellFleet, missing: Sequence[int]) -> None:
-    """Raise `CellUnavailable` for a request that no cell could serve."""
+def raise_missing(cells: CellLinks, missing: Sequence[int], replies: Replies | None = None) -> NoReturn:
+    """Raise `CellUnavailable` for a request that no cell could serve. `replies` may have the error of a cell."""
     if len(missing) == 1:
-        link = fleet.links[missing[0]]
-        raise link.unavailable(link.availability.problem or "its gateway cannot serve requests now")
-    raise fleet.all_down_error()
+        if isinstance(error := (replies or {}).get(missing[0]), CellUnavailable):
+            raise error
+        link = cells.links[missing[0]]
+        raise link.unavailable(link.availability.problem or NOT_SERVING)
+    problems = (cells.links[cell].availability.problem or NOT_SERVING for cell in missing)
+    named = "; ".join(f"cell {cell}: {problem}" for cell, problem in zip(missing, problems, strict=True))
+    raise CellUnavailable(f"no cell answers ({named})", retry_after_s=RETRY_AFTER_S)
 
 
 def names_of(cells: Iterable[int]) -> str:

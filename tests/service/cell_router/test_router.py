@@ -51,6 +51,7 @@ async def test_header_chooses_the_cell_of_any_request() -> None:
         for path in ("/v1/admin/capacity", "/v1/admin/audit-log"):
             refused = await api.get(path)
             assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "header.Tangram-Cell")
+            assert "`tangram --cell NUMBER`" in refused.json()["detail"]
         assert (await api.get("/v1/actions", headers={"tangram-cell": "3"})).status_code == 400
 
 
@@ -193,6 +194,49 @@ async def test_answer_of_a_gateway_without_postgres_names_its_cell() -> None:
     async with a_router_of(one, two) as api:
         answer = await api.get(path)
     assert (answer.status_code, answer.json()["detail"]) == (503, "cell 2: the database is not reachable")
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "application/problem+json"])
+async def test_error_of_an_external_api_is_not_changed(media_type: str) -> None:
+    cells = two_cells()
+    document = {"code": "unavailable", "detail": "their database is not reachable"}
+
+    async def fail(request: web.Request) -> web.StreamResponse:
+        return web.json_response(document, status=503, content_type=media_type)
+
+    for cell in cells:
+        cell.answers["GET /endpoints/search/q"] = fail
+    async with a_router_of(*cells) as api:
+        for headers in ({}, {"tangram-cell": "2"}):
+            answer = await api.get("/endpoints/search/q", headers=headers)
+            assert (answer.status_code, answer.json()) == (503, document)
+
+
+async def test_error_body_of_another_program_is_not_changed() -> None:
+    one, two = two_cells()
+    path, document = f"/v1/actions/{uuid7(2)}", {**PROBLEM, "code": "of another program"}
+    two.answer(f"GET {path}", document, 502)
+    async with a_router_of(one, two) as api:
+        assert (await api.get(path)).json() == document
+
+
+async def test_node_that_joins_at_the_router_is_sent_to_its_cell() -> None:
+    cells = two_cells()
+    async with a_router_of(*cells) as api:
+        del api.headers["authorization"]
+        refused = await api.post("/v1/nodes/join", json={"token": "x"})
+    assert (refused.status_code, "the address of the gateway of its cell" in refused.json()["detail"]) == (422, True)
+    assert not any(cell.requests for cell in cells)
+
+
+@pytest.mark.parametrize("query", [f"limit={'9' * 5000}", f"cursor={'9' * 5000}"])
+@pytest.mark.parametrize("path", ["/v1/admin/queues", "/v1/actions"])
+async def test_parameter_with_too_many_digits_is_refused(path: str, query: str) -> None:
+    cells = two_cells()
+    for cell in cells:
+        cell.answer(f"GET {path}", {"code": "validation_failed"}, 422)
+    async with a_router_of(*cells) as api:
+        assert (await api.get(f"{path}?{query}")).status_code in (400, 422)
 
 
 async def test_request_without_key_is_not_read_and_goes_to_any_cell() -> None:

@@ -5,8 +5,9 @@ from typing import Any
 
 from aiohttp import web
 
+from arl_cell_router.routing.cell_routing import CellRouting, RequestFacts
 from arl_store.values import uuid7
-from support.cells import PROBLEM, a_router_of, two_cells, wait_down
+from support.cells import PROBLEM, FakeCell, a_router_of, two_cells, wait_down, wait_up
 
 KEY = {"id": 3, "fingerprint": "f", "created_at": "2026-03-02T09:00:00Z"}
 
@@ -19,7 +20,6 @@ async def test_change_is_applied_to_no_cell_while_one_is_down() -> None:
         for refused in (
             await api.patch("/v1/admin/queues/t", json={"paused": True}),
             await api.post("/v1/admin/keys", json={}),
-            await api.delete("/v1/admin/keys/4097"),
         ):
             assert refused.status_code == 503
             assert refused.json()["detail"].startswith("cell 2 does not answer; nothing was changed")
@@ -32,14 +32,54 @@ async def test_change_that_fails_midway_names_the_cells_that_have_it() -> None:
     two.answer("PATCH /v1/admin/queues/t", PROBLEM, 503)
     async with a_router_of(one, two) as api:
         lost = await api.patch("/v1/admin/queues/t", json={"paused": True})
-        two.answer("PATCH /v1/admin/queues/t", {**PROBLEM, "detail": "no queue"}, 404)
+        two.answer("PATCH /v1/admin/queues/t", {**PROBLEM, "detail": "no weight"}, 422)
         refused = await api.patch("/v1/admin/queues/t", json={"paused": True})
         two.answer("PATCH /v1/admin/queues/t", {"task": "t", "queued": 2, "running": 0})
         done = await api.patch("/v1/admin/queues/t", json={"paused": True})
     said = "; cell 1 did, and the same request may be repeated"
     assert (lost.status_code, lost.json()["detail"]) == (503, f"cell 2 did not confirm the change{said}")
-    assert (refused.status_code, refused.json()["detail"]) == (409, f"cell 2 refused the change: no queue{said}")
+    assert (refused.status_code, refused.json()["detail"]) == (409, f"cell 2 refused the change: no weight{said}")
     assert (done.status_code, done.json()["queued"]) == (200, 3)
+
+
+async def test_change_of_a_queue_creates_it_in_cells_that_do_not_have_it() -> None:
+    one, two = two_cells()
+    path, queue = "/v1/admin/queues/t", {"task": "t", "queued": 0, "running": 0, "paused": True}
+    one.answer(f"PATCH {path}", {**queue, "queued": 1})
+
+    async def change(request: web.Request) -> web.StreamResponse:
+        if request.query.get("create") == "true":
+            return web.json_response({**queue, "given": await request.json()})
+        return web.json_response({**PROBLEM, "status": 404}, status=404)
+
+    two.answers[f"PATCH {path}"] = change
+    async with a_router_of(one, two) as api:
+        done = await api.patch(path, json={"paused": True})
+        one.answers[f"PATCH {path}"] = change
+        unknown = await api.patch(path, json={"paused": True})
+    assert (done.status_code, done.json()["queued"]) == (200, 1)
+    assert unknown.status_code == 404
+    assert [request.query_string for request in two.requests] == ["", "create=true", ""]
+
+
+async def test_key_is_revoked_in_the_cells_that_answer() -> None:
+    one, two = two_cells()
+    for number, cell in enumerate((one, two), 3):
+        cell.answer("GET /v1/admin/keys", {"items": [{**KEY, "id": number}]})
+        cell.answer(f"DELETE /v1/admin/keys/{number}", {**KEY, "id": number, "revoked_at": KEY["created_at"]})
+    async with a_router_of(one, two) as api:
+        two.is_ready = False
+        await wait_down(api, 2)
+        partly = await api.delete(f"/v1/admin/keys/{3 * 4096 + 1}")
+        assert (partly.status_code, one.paths[-1]) == (503, "DELETE /v1/admin/keys/3")
+        assert partly.json()["detail"].startswith("the key was revoked in cell 1 and may still be valid in cell 2")
+        unknown = await api.delete(f"/v1/admin/keys/{4 * 4096 + 2}")
+        assert (unknown.status_code, "the id is from cell 2" in unknown.json()["detail"]) == (503, True)
+        two.is_ready = True
+        await wait_up(api, 2)
+        done = await api.delete(f"/v1/admin/keys/{3 * 4096 + 1}")
+        assert (done.status_code, done.json()["revoked_at"]) == (200, KEY["created_at"])
+    assert two.paths[-1] == "DELETE /v1/admin/keys/4"
 
 
 async def test_repeated_creation_of_a_key_sends_the_same_key() -> None:
@@ -143,16 +183,41 @@ async def test_wait_for_any_returns_what_every_cell_has_settled() -> None:
     assert [action["id"] for action in answer.json()["settled"]] == ids
 
 
-async def test_end_of_a_trajectory_reaches_every_cell() -> None:
-    one, two = two_cells()
-    path = "/v1/trajectories/a%2Fb"
-    one.answer(f"DELETE {path.replace('%2F', '/')}", {**PROBLEM, "status": 404, "detail": "no such trajectory"}, 404)
-    async with a_router_of(one, two) as api:
-        assert (await api.delete(path, params={"task": "t"})).status_code == 200
-        two.answers = dict(one.answers)
-        assert (await api.delete(path, params={"task": "t"})).json()["detail"] == "no such trajectory"
-        two.is_ready = False
-        await wait_down(api, 2)
-        assert (await api.delete(path, params={"task": "t"})).status_code == 503
-        one.answer(f"DELETE {path.replace('%2F', '/')}", {**PROBLEM, "status": 422, "detail": "no name"}, 422)
-        assert (await api.delete(path, params={"task": "t"})).status_code == 422
+TRAJECTORY = "/v1/trajectories/a%2Fb"
+UNKNOWN = {**PROBLEM, "status": 404, "code": "not_found", "detail": "no such trajectory"}
+
+
+def first_cell_of_the_trajectory(cells: tuple[FakeCell, FakeCell]) -> tuple[FakeCell, FakeCell]:
+    """Return the cell of the trajectory's hash, then the other one."""
+    first = CellRouting({1: 1.0, 2: 1.0}).choose_cell(RequestFacts(trajectory=("t", "a/b")))
+    return cells if first == 1 else (cells[1], cells[0])
+
+
+async def test_end_of_a_trajectory_goes_to_the_cell_of_its_hash() -> None:
+    cells = two_cells()
+    first, other = first_cell_of_the_trajectory(cells)
+    async with a_router_of(*cells) as api:
+        assert (await api.delete(TRAJECTORY, params={"task": "t"})).status_code == 200
+        assert (len(first.requests), len(other.requests)) == (1, 0)
+        first.answer("DELETE /v1/trajectories/a/b", UNKNOWN, 404)
+        assert (await api.delete(TRAJECTORY, params={"task": "t"})).status_code == 200
+        assert (len(first.requests), len(other.requests)) == (2, 1)
+        other.answers = dict(first.answers)
+        assert (await api.delete(TRAJECTORY, params={"task": "t"})).json()["detail"] == "no such trajectory"
+        first.answer("DELETE /v1/trajectories/a/b", {**UNKNOWN, "status": 422}, 422)
+        assert (await api.delete(TRAJECTORY, params={"task": "t"})).status_code == 422
+
+
+async def test_end_of_a_trajectory_is_refused_while_its_cell_is_down() -> None:
+    cells = two_cells()
+    first, other = first_cell_of_the_trajectory(cells)
+    async with a_router_of(*cells) as api:
+        first.is_ready = False
+        await wait_down(api, first.number)
+        assert (await api.delete(TRAJECTORY, params={"task": "t"})).status_code == 503
+        assert not other.requests
+        first.is_ready, other.is_ready = True, False
+        first.answer("DELETE /v1/trajectories/a/b", UNKNOWN, 404)
+        await wait_up(api, first.number)
+        await wait_down(api, other.number)
+        assert (await api.delete(TRAJECTORY, params={"task": "t"})).status_code == 503

@@ -12,7 +12,7 @@ from arl_cell_router.merging.batch_parts import (
     split_batch,
     split_wait,
 )
-from arl_cell_router.placement.routing import CellRouting
+from arl_cell_router.routing.cell_routing import CellRouting
 from arl_store.values import uuid7
 from arl_wire.errors import CellUnavailable, FieldError, ValidationFailed
 
@@ -38,6 +38,7 @@ def test_item_of_an_unknown_cell_is_refused_alone() -> None:
     assert (split.parts, list(split.refused)) == ({1: [0]}, [1])
     problem = item_error(split.refused[1], 1)
     assert (problem.status, problem.errors[0].field) == (404, "actions.1.environment.id")
+    assert problem.detail.count("actions.1") == 1
 
 
 def test_gang_is_never_split() -> None:

@@ -1,5 +1,6 @@
 """Test lists of several cells as one list."""
 
+from base64 import urlsafe_b64encode
 from typing import Any
 
 import pytest
@@ -69,7 +70,24 @@ def test_environments_are_ordered_by_their_creation() -> None:
     assert position == f"1772442000000000.{old['id']}"
 
 
-@pytest.mark.parametrize("text", ["", "x", "{}", PageCursor({9: None}).encode(), PageCursor({1: None}).encode()[:-3]])
+def encoded(document: str) -> str:
+    return urlsafe_b64encode(document.encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "{}",
+        PageCursor({9: None}).encode(),
+        PageCursor({1: None}).encode()[:-3],
+        pytest.param(PageCursor({}).encode(), id="no positions"),
+        pytest.param(encoded('{"c":{"1":null},"m":[Infinity]}'), id="infinity"),
+        pytest.param(encoded("[" * 20_000), id="deep"),
+        pytest.param(encoded(f'{{"c":{{"{"1" * 5000}":null}},"m":[]}}'), id="digits"),
+    ],
+)
 def test_foreign_cursor_is_refused(text: str) -> None:
     with pytest.raises(BadRequest) as caught:
         PageCursor.parse(text, [1, 2])
@@ -108,6 +126,12 @@ def test_same_key_of_two_cells_is_one_key_with_an_id_of_the_router() -> None:
         ("b", (2, 3)),
         ("a", (1, 7)),
     ]
+
+
+def test_key_is_revoked_only_if_all_cells_have_revoked_it() -> None:
+    revoked, valid = {"id": 1, "revoked_at": "2026-03-02T09:00:00Z"}, {"id": 2}
+    assert "revoked_at" not in merge_item("keys", {1: revoked, 2: valid})
+    assert merge_item("keys", {1: revoked, 2: revoked})["revoked_at"] == revoked["revoked_at"]
 
 
 @pytest.mark.parametrize("text", ["", "x", "4096", "7", "9" * 30])

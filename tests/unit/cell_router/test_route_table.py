@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from arl_cell_router.placement.route_table import RouteKind, match_route
+from arl_cell_router.routing.route_table import RouteKind, match_route
 
 OPENAPI = json.loads((Path(__file__).parents[3] / "openapi" / "gateway.json").read_text())
 
@@ -30,7 +30,7 @@ OPENAPI = json.loads((Path(__file__).parents[3] / "openapi" / "gateway.json").re
         ("DELETE", "/v1/admin/keys/4097", "revoke_key", {"id": "4097"}),
         ("PATCH", "/v1/admin/nodes/n", "named", {"list": "nodes", "name": "n"}),
         ("GET", "/v1/admin/capacity", "one_cell", {}),
-        ("POST", "/v1/nodes/join", "one_cell", {}),
+        ("POST", "/v1/nodes/join", "join_node", {}),
         ("POST", "/t/a/reward-services/rm/get_reward", "compat_score", {"task": "a", "service": "rm"}),
         ("POST", "/v1/score", "compat_score", {}),
         ("POST", "/v2/rerank", "compat_score", {}),

@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from arl_cell_router.placement.request_facts import (
+from arl_cell_router.routing.cell_routing import CellRouting, RequestFacts, rendezvous
+from arl_cell_router.routing.request_facts import (
     action_facts,
     batch_facts,
     compat_facts,
@@ -14,7 +15,6 @@ from arl_cell_router.placement.request_facts import (
     gang_facts,
     score_facts,
 )
-from arl_cell_router.placement.routing import CellRouting, PlacementFacts, rendezvous
 from arl_store.values import uuid7
 from arl_wire.cells import with_cell
 from arl_wire.errors import BadRequest, NotFound, ValidationFailed
@@ -25,35 +25,37 @@ NAMES = [f"s{step}-r{rollout}" for step in range(40) for rollout in range(50)]
 
 
 def of(trajectory: str, routing: CellRouting = ROUTING) -> int | None:
-    return routing.place(PlacementFacts(trajectory=("t", trajectory)))
+    return routing.choose_cell(RequestFacts(trajectory=("t", trajectory)))
 
 
 def test_ids_come_before_the_trajectory_and_the_key() -> None:
-    facts = PlacementFacts(ids={"environment.id": uuid7(3)}, trajectory=("t", "r"), key="k")
-    assert ROUTING.place(facts) == 3
+    facts = RequestFacts(ids={"environment.id": uuid7(3)}, trajectory=("t", "r"), key="k")
+    assert ROUTING.choose_cell(facts) == 3
 
 
 def test_trajectory_comes_before_the_key() -> None:
-    assert {ROUTING.place(PlacementFacts(trajectory=("t", "r"), key=str(key))) for key in range(20)} == {of("r")}
+    assert {ROUTING.choose_cell(RequestFacts(trajectory=("t", "r"), key=str(key))) for key in range(20)} == {of("r")}
 
 
 def test_key_places_actions_without_trajectory() -> None:
-    placed = {key: ROUTING.place(PlacementFacts(key=str(key))) for key in range(50)}
-    assert placed == {key: ROUTING.place(PlacementFacts(key=str(key))) for key in range(50)}
+    placed = {key: ROUTING.choose_cell(RequestFacts(key=str(key))) for key in range(50)}
+    assert placed == {key: ROUTING.choose_cell(RequestFacts(key=str(key))) for key in range(50)}
     assert set(placed.values()) == {1, 2, 3}
 
 
 def test_request_without_facts_goes_to_any_cell() -> None:
-    assert (PlacementFacts().is_free, ROUTING.place(PlacementFacts())) == (True, None)
+    assert (RequestFacts().is_free, ROUTING.choose_cell(RequestFacts())) == (True, None)
 
 
 def test_same_trajectory_of_another_task_has_its_own_cell() -> None:
-    assert {ROUTING.place(PlacementFacts(trajectory=(f"t{task}", "r"))) for task in range(30)} == {1, 2, 3}
+    assert {ROUTING.choose_cell(RequestFacts(trajectory=(f"t{task}", "r"))) for task in range(30)} == {1, 2, 3}
 
 
 def test_ids_of_different_cells_are_refused_with_their_fields() -> None:
     with pytest.raises(ValidationFailed) as caught:
-        ROUTING.place(PlacementFacts(ids={"actions.0.environment.id": uuid7(1), "actions.1.environment.id": uuid7(2)}))
+        ROUTING.choose_cell(
+            RequestFacts(ids={"actions.0.environment.id": uuid7(1), "actions.1.environment.id": uuid7(2)})
+        )
     assert [each.field for each in caught.value.errors] == ["actions.0.environment.id", "actions.1.environment.id"]
     assert "cell 1" in caught.value.detail
     assert "cell 2" in caught.value.detail
@@ -99,7 +101,7 @@ def test_placement_is_stable_across_versions() -> None:
     assert [of(name) for name in ("a", "b", "c", "d", "e", "f")] == [2, 1, 2, 1, 1, 3]
 
 
-@pytest.mark.parametrize("value", ["", "x", "4", "-1", "01x", "1,2"])
+@pytest.mark.parametrize("value", ["", "x", "4", "-1", "01x", "1,2", pytest.param("9" * 5000, id="digits")])
 def test_header_of_another_cell_is_refused(value: str) -> None:
     with pytest.raises(BadRequest) as caught:
         ROUTING.parse_header(value)
@@ -120,7 +122,7 @@ def test_header_of_another_cell_is_refused(value: str) -> None:
     ],
 )
 def test_action_facts_ignore_malformed_values(action: Any, ids: Any, trajectory: Any) -> None:
-    assert action_facts(action, key="k") == PlacementFacts(ids=ids, trajectory=trajectory, key="k")
+    assert action_facts(action, key="k") == RequestFacts(ids=ids, trajectory=trajectory, key="k")
 
 
 def test_batch_spreads_items_of_one_key_by_their_index() -> None:
@@ -130,13 +132,13 @@ def test_batch_spreads_items_of_one_key_by_their_index() -> None:
 
 def test_gang_goes_to_the_cell_of_its_first_trajectory() -> None:
     facts = gang_facts([{"task": "t"}, {"task": "t", "trajectory": "b"}, {"task": "t", "trajectory": "c"}], key="k")
-    assert facts == PlacementFacts(trajectory=("t", "b"), key="k")
+    assert facts == RequestFacts(trajectory=("t", "b"), key="k")
 
 
 def test_environment_from_a_snapshot_goes_to_its_cell() -> None:
     snapshot = uuid7(2)
     facts = environment_facts({"task": "t", "trajectory": "r", "snapshot": str(snapshot)}, key=None)
-    assert ROUTING.place(facts) == 2
+    assert ROUTING.choose_cell(facts) == 2
     assert environment_facts([], key=None).is_free
 
 

@@ -35,6 +35,8 @@ class RouteKind(StrEnum):
     """A change of a node or a pool, which belongs to one cell."""
     ONE_CELL = "one_cell"
     """A report about one cell; the header must name it."""
+    JOIN_NODE = "join_node"
+    """The request of a new node, which joins at the gateway of its cell."""
     ANY = "any"
 
 
@@ -45,6 +47,11 @@ class RouteMatch:
     kind: RouteKind
     template: str
     params: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_upstream(self) -> bool:
+        """Return True if the response is that of an external API, which is never changed."""
+        return self.kind is RouteKind.COMPAT_CALL
 
 
 _PREFIX = r"(?:/t/(?P<task>[^/]+))?(?:/reward-services/(?P<service>[^/]+))?(?:/ng-rollout/(?P<trajectory>[^/]+))?"
@@ -70,7 +77,7 @@ _RULES: tuple[tuple[str, str, RouteKind], ...] = (
     ("*", "/v1/admin/(?P<list>queues|projects)/(?P<name>.+)", RouteKind.CHANGE_ALL),
     ("*", "/v1/admin/(?P<list>nodes|pools)/(?P<name>.+)", RouteKind.NAMED),
     ("*", "/v1/admin/.+", RouteKind.ONE_CELL),
-    ("*", "/v1/nodes/join", RouteKind.ONE_CELL),
+    ("*", "/v1/nodes/join", RouteKind.JOIN_NODE),
     ("POST", f"{_PREFIX}/(?:{_SCORES})", RouteKind.COMPAT_SCORE),
     ("POST", f"{_PREFIX}/run_code", RouteKind.COMPAT_RUN),
     ("*", f"{_PREFIX}/endpoints/(?P<endpoint>[^/]+)(?:/.*)?", RouteKind.COMPAT_CALL),

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from arl_cell_router.cells.cell_link import CALL_TIMEOUT_S, CellLink, CellReply
-from arl_cell_router.placement.routing import CellRouting, PlacementFacts
+from arl_cell_router.cells.cell_link import CALL_TIMEOUT_S, RETRY_AFTER_S, CellLink, CellReply
+from arl_cell_router.routing.cell_routing import CellRouting, RequestFacts
 from arl_wire.errors import CellUnavailable
 
-__all__ = ["CellFleet", "RelayedHead"]
+__all__ = ["CellLinks", "RelayedHead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,18 @@ class RelayedHead:
     headers: Sequence[tuple[str, str]]
 
 
-class CellFleet:
+class CellLinks:
     """The links to all cells and the rule that chooses among them."""
 
-    def __init__(self, links: Iterable[CellLink], routing: CellRouting) -> None:
+    def __init__(self, links: Iterable[CellLink], routing: CellRouting, *, answer_s: float, batch_s: float) -> None:
+        """Create the links.
+
+        Lists and ends of trajectories wait `answer_s` seconds for a cell, batches `batch_s` seconds.
+        """
         self.links = {link.number: link for link in sorted(links, key=lambda link: link.number)}
         self.routing = routing
-        self._turns = itertools.count()
+        self.answer_s, self.batch_s = answer_s, batch_s
+        self._round_robin = itertools.count()
         self._running = AsyncExitStack()
 
     async def start(self) -> None:
@@ -47,9 +52,9 @@ class CellFleet:
         """Return the numbers of the cells that answer."""
         return [number for number, link in self.links.items() if link.availability.is_up]
 
-    def choose(self, facts: PlacementFacts) -> CellLink:
-        """Return the cell of a request. It may be down. Raises the errors of `CellRouting.place`."""
-        number = self.routing.place(facts)
+    def choose(self, facts: RequestFacts) -> CellLink:
+        """Return the cell of a request. It may be down. Raises the errors of `CellRouting.choose_cell`."""
+        number = self.routing.choose_cell(facts)
         return self.links[number] if number is not None else self.next_link()
 
     def next_link(self) -> CellLink:
@@ -58,12 +63,12 @@ class CellFleet:
         candidates = [number for number in self.routing.open_cells if number in up] or up
         if not candidates:
             raise self.all_down_error()
-        return self.links[candidates[next(self._turns) % len(candidates)]]
+        return self.links[candidates[next(self._round_robin) % len(candidates)]]
 
     def all_down_error(self) -> CellUnavailable:
         """Return the error of a request that any cell could have served."""
         problems = "; ".join(f"cell {number}: {link.availability.problem}" for number, link in self.links.items())
-        return CellUnavailable(f"no cell answers ({problems})", retry_after_s=2)
+        return CellUnavailable(f"no cell answers ({problems})", retry_after_s=RETRY_AFTER_S)
 
     async def ask(
         self,
@@ -85,5 +90,5 @@ class CellFleet:
         return dict(zip(heads, replies, strict=True))
 
     async def ask_all(self, head: RelayedHead) -> dict[int, CellReply | CellUnavailable]:
-        """Send the same request to all cells."""
-        return await self.ask(dict.fromkeys(self.links, head))
+        """Send the same request to all cells, and wait `answer_s` seconds for each."""
+        return await self.ask(dict.fromkeys(self.links, head), timeout_s=self.answer_s)

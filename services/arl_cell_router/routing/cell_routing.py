@@ -9,14 +9,17 @@ from uuid import UUID
 from arl_wire.cells import CELL_HEADER, GENERATED_TRAJECTORY, cell_of
 from arl_wire.errors import BadRequest, FieldError, NotFound, ValidationFailed
 
-__all__ = ["CellRouting", "PlacementFacts", "rendezvous"]
+__all__ = ["CellRouting", "RequestFacts", "rendezvous"]
 
 FLOAT_BITS = 52
 """Bits of a hash that a float holds exactly, with the half that keeps it between 0 and 1."""
 
+MAX_DIGITS = 4
+"""Digits of the largest number of a cell."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementFacts:
+class RequestFacts:
     """What a request says about its cell."""
 
     ids: Mapping[str, UUID] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class CellRouting:
         """Return the cells that take new work."""
         return [number for number in self.cells if self._weights[number] > 0]
 
-    def place(self, facts: PlacementFacts) -> int | None:
+    def choose_cell(self, facts: RequestFacts) -> int | None:
         """Return the cell of a request, or None if any cell may serve it.
 
         Ids come first, then the trajectory, then the key. The hash covers all cells, whether they are up or not.
@@ -82,7 +85,7 @@ class CellRouting:
 
     def parse_header(self, value: str) -> int:
         """Return the cell that the header `Tangram-Cell` names. Raises `BadRequest` for another value."""
-        if value.isascii() and value.isdigit() and int(value) in self._weights:
+        if value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS and int(value) in self._weights:
             return int(value)
         message = f"must be the number of a cell of this router: {', '.join(map(str, self.cells))}"
         error = FieldError(field=f"header.{CELL_HEADER.title()}", message=message)
