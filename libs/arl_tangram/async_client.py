@@ -43,9 +43,14 @@ class AsyncTangram(
     """The asynchronous form of `Tangram`, for any event loop."""
 
     def __init__(
-        self, url: str | None = None, api_key: str | None = None, *, retry_timeout_s: float = RETRY_TIMEOUT_S
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        cell: int | None = None,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
     ) -> None:
-        self._channel = AsyncHttpChannel(resolve_connection(url, api_key))
+        self._channel = AsyncHttpChannel(resolve_connection(url, api_key, cell=cell))
         self._retry_timeout_s = retry_timeout_s
 
     async def __aenter__(self) -> Self:

@@ -39,13 +39,19 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
     """A blocking client, safe to share between threads and to use after a fork.
 
     Without arguments it finds the system of this machine: TANGRAM_URL and TANGRAM_API_KEY, else the state that
-    `tangram up` wrote. Calls are retried for `retry_timeout_s` seconds while services restart.
+    `tangram up` wrote. Calls are retried for `retry_timeout_s` seconds while services restart. A router of several
+    cells forwards all requests to `cell`; without it (and TANGRAM_CELL_HEADER), the router chooses.
     """
 
     def __init__(
-        self, url: str | None = None, api_key: str | None = None, *, retry_timeout_s: float = RETRY_TIMEOUT_S
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        cell: int | None = None,
+        retry_timeout_s: float = RETRY_TIMEOUT_S,
     ) -> None:
-        self._channel = SyncHttpChannel(resolve_connection(url, api_key))
+        self._channel = SyncHttpChannel(resolve_connection(url, api_key, cell=cell))
         self._retry_timeout_s = retry_timeout_s
 
     def __enter__(self) -> Self:

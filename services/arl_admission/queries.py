@@ -293,7 +293,7 @@ async def change_queue(tx: WriteTx, request: InternalChangeQueueRequest) -> int 
     """Change a queue. Return its id, or None if the task has none yet. No grant that missed a pause commits later."""
     await tx.first(LOCK_DESIRED_STATE)
     quota = request.quota.model_dump_json(exclude_none=True) if request.quota is not None else None
-    row = await tx.first(CHANGE_QUEUE, {**request.model_dump(), "quota": quota})
+    row = await tx.first(CHANGE_QUEUE, {**request.model_dump(exclude={"create"}), "quota": quota})
     return int(row.id) if row is not None else None
 
 

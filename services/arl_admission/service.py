@@ -145,6 +145,8 @@ class AdmissionService:
     async def change_queue(self, request: InternalChangeQueueRequest) -> AffectedRowsResponse:
         """Change a queue. Queued actions remain; other admission processes read a new limit with their next count."""
         async with self._store.write() as tx:
+            if request.create:
+                await queries.ensure_queue(tx, project_id=request.project_id, task=request.task)
             queue = await queries.change_queue(tx, request)
         if queue is None:
             return AffectedRowsResponse(count=0)

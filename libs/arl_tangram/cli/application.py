@@ -16,6 +16,8 @@ from arl_tangram.cli.environments import commands as environment_commands
 from arl_tangram.cli.environments import snapshots, templates
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_error, wants_json
 from arl_tangram.cli.system import consistency_check, doctor, lifecycle, node, process_logs, router
+from arl_tangram.transport.connection import CELL_VARIABLE
+from arl_wire.cells import MAX_CELL
 
 __all__ = ["app", "main"]
 
@@ -76,7 +78,19 @@ def _root_options(
     _: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-) -> None: ...
+    cell: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_CELL,
+            envvar=CELL_VARIABLE,
+            help="Cell to which a router of several cells forwards the requests of the command.",
+            show_default="the router chooses",
+        ),
+    ] = None,
+) -> None:
+    if cell is not None:
+        os.environ[CELL_VARIABLE] = str(cell)  # all clients of this process use it
 
 
 def main() -> None:

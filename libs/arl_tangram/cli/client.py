@@ -30,7 +30,9 @@ def connected_client(directory: Path, *, retry_timeout_s: float = RETRY_TIMEOUT_
     """Connect to the system in `directory` or at TANGRAM_URL. Errors become a message and an exit code."""
     try:
         connection = resolve_connection(directory=directory)
-        with Tangram(connection.url, connection.api_key, retry_timeout_s=retry_timeout_s) as tangram:
+        with Tangram(
+            connection.url, connection.api_key, cell=connection.cell, retry_timeout_s=retry_timeout_s
+        ) as tangram:
             yield tangram
     except Unavailable as error:
         fail_with(error, EXIT_NOT_RUNNING)

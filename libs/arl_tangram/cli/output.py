@@ -132,7 +132,8 @@ def wants_json(arguments: list[str]) -> bool:
     """Return True if the arguments before `--` ask for JSON. They may be invalid, so they are not parsed."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     pairs = itertools.pairwise([*own, ""])
-    is_flag = own[:1] != ["submit"]  # `submit --json FILE` is a request, not an output format
+    command = own[2:3] if own[:1] == ["--cell"] else own[1:2] if own[:1] and own[0].startswith("--cell=") else own[:1]
+    is_flag = command != ["submit"]  # `submit --json FILE` is a request, not an output format
     return ("--json" in own and is_flag) or any(
         name in ("--output=json", "-ojson") or (name in ("-o", "--output") and value == "json") for name, value in pairs
     )

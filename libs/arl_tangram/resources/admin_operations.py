@@ -47,10 +47,12 @@ def list_nodes(*, retry_timeout_s: float) -> Operation[NodeListResponse]:
     return NodeListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def create_key(request: CreateKeyRequest) -> Operation[CreateKeyResponse]:
-    """Create a key. The request is never retried: a retry could not return the key that the first try created."""
+def create_key(request: CreateKeyRequest, *, retry_timeout_s: float) -> Operation[CreateKeyResponse]:
+    """Create a key. It is retried only with `key`: otherwise, a retry could not return the key of the first try."""
     call = SdkRequest(method="POST", path="/v1/admin/keys", body=request)
-    return CreateKeyResponse.model_validate_json((yield from call_with_retry(call, 0.0)))
+    return CreateKeyResponse.model_validate_json(
+        (yield from call_with_retry(call, retry_timeout_s if request.key is not None else 0.0))
+    )
 
 
 def list_keys(*, retry_timeout_s: float) -> Operation[list[ApiKey]]:

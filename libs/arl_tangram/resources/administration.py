@@ -32,16 +32,21 @@ class AdminMethods:
         project: str | None = None,
         scopes: Sequence[str] | None = None,
         expires_in_s: int | None = None,
+        key: str | None = None,
     ) -> CreateKeyResponse:
-        """Create an API key. Only this response contains the key. The request is not retried.
+        """Create an API key. Only this response contains the key. Without `key`, the request is not retried.
 
         Args:
             project: Project of the key. None means the caller's project; a new name creates a project.
             scopes: Permissions of the key, such as `actions:write`. None means `actions:write`.
             expires_in_s: Seconds until the key expires. None means never.
+            key: The key itself: `tk_` and 43 characters from `secrets.token_urlsafe(32)`. A repetition with the same
+                key returns it, and creates it in the cells of a router that do not have it yet. Needs `admin:*`.
         """
-        wanted = {"project": project, "scopes": scopes and list(scopes), "expires_in_s": expires_in_s}
-        return self._run(admin.create_key(validate_request(CreateKeyRequest, wanted)))
+        wanted = {"project": project, "scopes": scopes and list(scopes), "expires_in_s": expires_in_s, "key": key}
+        return self._run(
+            admin.create_key(validate_request(CreateKeyRequest, wanted), retry_timeout_s=self._retry_timeout_s)
+        )
 
     def keys(self) -> list[ApiKey]:
         """List the keys of this project, newest first."""
@@ -95,16 +100,21 @@ class AsyncAdminMethods:
         project: str | None = None,
         scopes: Sequence[str] | None = None,
         expires_in_s: int | None = None,
+        key: str | None = None,
     ) -> CreateKeyResponse:
-        """Create an API key. Only this response contains the key. The request is not retried.
+        """Create an API key. Only this response contains the key. Without `key`, the request is not retried.
 
         Args:
             project: Project of the key. None means the caller's project; a new name creates a project.
             scopes: Permissions of the key, such as `actions:write`. None means `actions:write`.
             expires_in_s: Seconds until the key expires. None means never.
+            key: The key itself: `tk_` and 43 characters from `secrets.token_urlsafe(32)`. A repetition with the same
+                key returns it, and creates it in the cells of a router that do not have it yet. Needs `admin:*`.
         """
-        wanted = {"project": project, "scopes": scopes and list(scopes), "expires_in_s": expires_in_s}
-        return await self._run(admin.create_key(validate_request(CreateKeyRequest, wanted)))
+        wanted = {"project": project, "scopes": scopes and list(scopes), "expires_in_s": expires_in_s, "key": key}
+        return await self._run(
+            admin.create_key(validate_request(CreateKeyRequest, wanted), retry_timeout_s=self._retry_timeout_s)
+        )
 
     async def keys(self) -> list[ApiKey]:
         """List the keys of this project, newest first."""

@@ -7,15 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from arl_wire.cells import MAX_CELL
 from arl_wire.errors import FieldError, Unauthenticated, Unavailable, ValidationFailed
 
-__all__ = ["ConnectionConfig", "is_up", "remote_gateway_url", "resolve_connection", "state_directory"]
+__all__ = [
+    "CELL_VARIABLE",
+    "ConnectionConfig",
+    "is_up",
+    "remote_gateway_url",
+    "resolve_connection",
+    "state_directory",
+]
+
+CELL_VARIABLE = "TANGRAM_CELL_HEADER"
+"""Environment variable with the number of the cell to which a router forwards all requests."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ConnectionConfig:
     url: str
     api_key: str
+    cell: int | None = None
+    """Number of the cell to which a router forwards all requests. None: the router chooses."""
 
     def __repr__(self) -> str:
         return f"Connection(url={self.url!r})"
@@ -30,10 +43,11 @@ def state_directory() -> Path:
 
 
 def resolve_connection(
-    url: str | None = None, api_key: str | None = None, *, directory: Path | None = None
+    url: str | None = None, api_key: str | None = None, *, cell: int | None = None, directory: Path | None = None
 ) -> ConnectionConfig:
-    """Find address and key. Raises `Unavailable`, `Unauthenticated` or `ValidationFailed` with what to do."""
+    """Find address, key and cell. Raises `Unavailable`, `Unauthenticated` or `ValidationFailed` with what to do."""
     local = directory or state_directory()
+    cell = _validate_cell(cell if cell is not None else os.environ.get(CELL_VARIABLE) or None)
     url = _validate_url(url or os.environ.get("TANGRAM_URL") or None)
     api_key = _validate_key(api_key or os.environ.get("TANGRAM_API_KEY") or None)
     here = _local_gateway_url(local)
@@ -49,7 +63,7 @@ def resolve_connection(
         if url != here:
             raise Unauthenticated(f"No API key for {url}. Set TANGRAM_API_KEY; the local key is not sent there")
         raise Unauthenticated(f"No API key was found. Set TANGRAM_API_KEY, or make {local / 'api_key'} readable")
-    return ConnectionConfig(url, api_key)
+    return ConnectionConfig(url, api_key, cell)
 
 
 def remote_gateway_url(directory: Path) -> str | None:
@@ -71,6 +85,16 @@ def _validate_url(url: str | None) -> str | None:
         message = f"{url!r} is not the address of a gateway. Example: http://127.0.0.1:8700"
         raise ValidationFailed(f"url: {message}", errors=[FieldError(field="url", message=message)])
     return url.strip().rstrip("/")
+
+
+def _validate_cell(cell: int | str | None) -> int | None:
+    text = str(cell)
+    if cell is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_CELL)) and 1 <= int(text) <= MAX_CELL):
+        message = f"{text[:20]!r} is not the number of a cell, which is from 1 to {MAX_CELL} ({CELL_VARIABLE})"
+        raise ValidationFailed(f"cell: {message}", errors=[FieldError(field="cell", message=message)])
+    return int(text)
 
 
 def _validate_key(key: str | None) -> str | None:

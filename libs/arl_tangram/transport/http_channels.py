@@ -20,6 +20,7 @@ import httpx
 
 from arl_tangram.transport.connection import ConnectionConfig
 from arl_tangram.transport.shared_wait import FetchSettled, SharedWait
+from arl_wire.cells import CELL_HEADER
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -134,9 +135,10 @@ class AsyncHttpChannel:
 
 def _client_options(connection: ConnectionConfig) -> dict[str, Any]:
     """Return the client options. A proxy is not used for this machine: it would receive the key."""
+    cell = {CELL_HEADER: str(connection.cell)} if connection.cell is not None else {}
     return {
         "base_url": connection.url,
-        "headers": {"authorization": f"Bearer {connection.api_key}"},
+        "headers": {"authorization": f"Bearer {connection.api_key}", **cell},
         "trust_env": not _is_loopback(connection.url),
     }
 

@@ -33,6 +33,7 @@ class NodeInfo(BaseModel):
     name: str
     kind: str
     pool: str = Field(default="default", description="Pool of a node that joined; other nodes are in `default`")
+    cell: int | None = Field(default=None, description="Cell of the node. Only a router of several cells returns it")
     driver: str
     epoch: UUID
     capacity: dict[str, int]

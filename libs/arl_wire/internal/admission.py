@@ -137,6 +137,8 @@ class InternalChangeQueueRequest(BaseModel):
     weight: float | None
     sets_quota: bool = False
     quota: QueueQuota | None = None
+    create: bool = False
+    """Create the queue if the task has none."""
 
 
 class InternalChangeProjectRequest(BaseModel):

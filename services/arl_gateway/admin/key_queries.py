@@ -21,7 +21,9 @@ KEY_BY_HASH = text("""
 
 _KEY = """
     select k.id, k.project_id, p.name as project, k.prefix, encode(substring(k.hash for 8), 'hex') as fingerprint,
-           k.scopes, k.created_at, k.expires_at, k.revoked_at
+           k.scopes, k.created_at, k.expires_at, k.revoked_at,
+           extract(epoch from k.expires_at - k.created_at)::float8 as lifetime_s,
+           coalesce(k.expires_at <= now(), false) as is_expired
       from {keys} as k
       join projects as p on p.id = k.project_id
 """
@@ -31,6 +33,7 @@ INSERT_KEY = text(f"""
         insert into api_keys (project_id, prefix, hash, scopes, expires_at)
         values (:project_id, :prefix, :hash, cast(:scopes as text[]),
                 now() + make_interval(secs => cast(:expires_in_s as float8)))
+            on conflict (hash) do nothing
      returning *
     )
     {_KEY.format(keys="made")}
@@ -66,9 +69,9 @@ async def key_by_hash(tx: ReadTx, digest: bytes) -> Row | None:
 
 async def insert_key(
     tx: WriteTx, *, project_id: int, prefix: str, digest: bytes, scopes: Sequence[str], expires_in_s: int | None
-) -> Row:
-    """Insert a key and return its row."""
-    row = await tx.first(
+) -> Row | None:
+    """Insert a key and return its row, or None if a key with this hash exists."""
+    return await tx.first(
         INSERT_KEY,
         {
             "project_id": project_id,
@@ -78,9 +81,6 @@ async def insert_key(
             "expires_in_s": expires_in_s,
         },
     )
-    if row is None:
-        raise RuntimeError("the insert of a key returned no row")
-    return row
 
 
 async def key_by_id(tx: ReadTx, *, id: int, project_id: int) -> Row | None:

@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from arl_gateway.admin import key_queries, queries
@@ -20,6 +21,33 @@ FIRST_KEY_SCOPES = ("actions:*", "admin:*")
 
 PREFIX_LENGTH = 8
 SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedKey:
+    """The key that a request asks for."""
+
+    key: str = field(repr=False)
+    project: str
+    scopes: tuple[str, ...]
+    expires_in_s: int | None
+
+    @property
+    def digest(self) -> bytes:
+        return sha256(self.key.encode()).digest()
+
+    def difference(self, row: Row) -> str | None:
+        """Return how an existing key with this hash differs, or None if it is the wanted one and valid."""
+        if row.project != self.project:
+            return "exists in another project"
+        if set(row.scopes) != set(self.scopes):
+            return "exists with other scopes"
+        if row.revoked_at is not None:
+            return "was revoked"
+        if row.is_expired:
+            return "has expired"
+        lifetime_s = round(row.lifetime_s) if row.lifetime_s is not None else None
+        return "exists with another expiry (`expires_in_s`)" if lifetime_s != self.expires_in_s else None
 
 
 class KeyAdmin:
@@ -40,20 +68,38 @@ class KeyAdmin:
         if request.key is not None:
             _check_may_choose_key(caller)
         key = request.key or f"tk_{secrets.token_urlsafe(SECRET_BYTES)}"
+        wanted = _WantedKey(key, project, tuple(sorted(set(scopes))), request.expires_in_s)
         async with self._store.write() as tx:
-            if request.key is not None and (known := await _existing_key(tx, key, project, scopes)) is not None:
-                return CreateKeyResponse(key=key, **_key_from_row(known).model_dump())
-            project_id = caller.project_id if project == caller.project else await _create_project(tx, project, scopes)
-            row = await key_queries.insert_key(
-                tx,
-                project_id=project_id,
-                prefix=key[:PREFIX_LENGTH],
-                digest=sha256(key.encode()).digest(),
-                scopes=sorted(set(scopes)),
-                expires_in_s=request.expires_in_s,
-            )
-            await self._write_audit_log(tx, "key.create", row, caller)
+            row = await self._existing_or_new(tx, wanted, caller)
         return CreateKeyResponse(key=key, **_key_from_row(row).model_dump())
+
+    async def _existing_or_new(self, tx: WriteTx, wanted: "_WantedKey", caller: Caller) -> Row:
+        """Return the key. A request for the same key at the same time may have created it or its project."""
+        if (known := await _existing_key(tx, wanted)) is not None:
+            return known
+        project_id: int | None = caller.project_id
+        if wanted.project != caller.project:
+            project_id = await queries.insert_project(tx, wanted.project)
+            if project_id is None:
+                if (known := await _existing_key(tx, wanted)) is not None:
+                    return known
+                raise _project_exists(wanted.project)
+            _check_first_key(wanted.scopes)
+        row = await key_queries.insert_key(
+            tx,
+            project_id=project_id,
+            prefix=wanted.key[:PREFIX_LENGTH],
+            digest=wanted.digest,
+            scopes=wanted.scopes,
+            expires_in_s=wanted.expires_in_s,
+        )
+        if row is None:
+            row = await _existing_key(tx, wanted)
+            if row is None:
+                raise Conflict("this key was created and removed meanwhile; repeat the request")
+            return row
+        await self._write_audit_log(tx, "key.create", row, caller)
+        return row
 
     async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> KeyListResponse:
         """List the keys of the caller's project, including revoked and expired keys."""
@@ -102,31 +148,29 @@ def _check_may_choose_key(caller: Caller) -> None:
         raise Forbidden(message, errors=[FieldError(field="key", message=message)])
 
 
-async def _existing_key(tx: WriteTx, key: str, project: str, scopes: Sequence[str]) -> Row | None:
-    """Return the key if a request has created it before. Raises `Conflict` if it is another or was revoked."""
-    row = await key_queries.key_with_hash(tx, sha256(key.encode()).digest())
+async def _existing_key(tx: WriteTx, wanted: "_WantedKey") -> Row | None:
+    """Return the key if a request has created it before. Raises `Conflict` if it differs or is no longer valid."""
+    row = await key_queries.key_with_hash(tx, wanted.digest)
     if row is None:
         return None
-    if row.project != project or set(row.scopes) != set(scopes) or row.revoked_at is not None:
-        message = "this key exists with another project or other scopes, or was revoked; choose another key"
+    if (difference := wanted.difference(row)) is not None:
+        message = f"this key {difference}; choose another key"
         raise Conflict(message, errors=[FieldError(field="key", message=message)])
     return row
 
 
-async def _create_project(tx: WriteTx, name: str, scopes: Sequence[str]) -> int:
-    id = await queries.insert_project(tx, name)
-    if id is None:
-        message = (
-            f"project {name!r} already exists; create further keys with one of its own keys that has `admin:write`"
-        )
-        raise Conflict(message, errors=[FieldError(field="project", message=message)])
+def _project_exists(name: str) -> Conflict:
+    message = f"project {name!r} already exists; create further keys with one of its own keys that has `admin:write`"
+    return Conflict(message, errors=[FieldError(field="project", message=message)])
+
+
+def _check_first_key(scopes: Sequence[str]) -> None:
     if not {"admin:write", "admin:*"} & set(scopes):
         message = (
             "the first key of a project needs `admin:write` or `admin:*`, because only such a key can create further"
             " ones"
         )
         raise ValidationFailed(message, errors=[FieldError(field="scopes", message=message)])
-    return id
 
 
 def _key_from_row(row: Row) -> ApiKey:

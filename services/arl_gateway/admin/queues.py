@@ -27,8 +27,8 @@ class QueueAdmin:
         items = [_queue_from_row(row) for row in rows[:limit]]
         return QueueListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
-    async def change(self, task: str, request: ChangeQueueRequest, caller: Caller) -> Queue:
-        """Change a queue.
+    async def change(self, task: str, request: ChangeQueueRequest, caller: Caller, *, create: bool = False) -> Queue:
+        """Change a queue. With `create`, a task without a queue gets one; otherwise `NotFound` is raised.
 
         A limit and a pause take effect at once in the admission process that answered. A weight and a quota take effect
         at the scheduler's next poll, which is requested at once.
@@ -42,6 +42,7 @@ class QueueAdmin:
             weight=request.weight,
             sets_quota=request.sets_quota,
             quota=request.quota,
+            create=create,
         )
         content = await self._peers.call(f"{self._admission_url}/internal/change-queue", body, audience="admission")
         if AffectedRowsResponse.model_validate_json(content).count == 0:

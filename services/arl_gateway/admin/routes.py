@@ -119,12 +119,20 @@ async def list_queues(
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
-async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter, queues: QueuesDep) -> Queue:
+async def change_queue(
+    task: Name,
+    body: ChangeQueueRequest,
+    caller: AdminWriter,
+    queues: QueuesDep,
+    create: Annotated[
+        bool, Query(description="Create the queue if the task has none yet. Its first action does so otherwise")
+    ] = False,
+) -> Queue:
     """Change a queue: limit its queued actions, set its weight or quota, pause it or resume it.
 
-    Omitted fields stay unchanged. Returns 404 if the task has no queue yet.
+    Omitted fields stay unchanged. Returns 404 if the task has no queue yet, unless `create` is true.
     """
-    return await queues.change(task, body, caller)
+    return await queues.change(task, body, caller, create=create)
 
 
 @router.get(

@@ -279,6 +279,28 @@ async def test_pages_list_every_key_once_newest_first(app: FastAPI, root: httpx.
     assert seen == ids[::-1]
 
 
+async def test_same_key_is_created_once_by_concurrent_requests(root: httpx.AsyncClient, rows: Rows) -> None:
+    for number, project in enumerate(("default", "concurrent")):
+        wanted = {"project": project, "scopes": ["admin:*"], "key": "tk_" + str(number) * 43}
+        answers = await asyncio.gather(*(root.post(KEYS, json=wanted) for _ in range(8)))
+        assert [answer.status_code for answer in answers] == [201] * 8
+        assert len({answer.json()["id"] for answer in answers}) == 1
+        target = f"key:{answers[0].json()['id']}"
+        assert await rows.value("select count(*) from audit_log where target = $1", target) == 1
+
+
+async def test_existing_key_with_another_or_past_expiry_is_refused(root: httpx.AsyncClient, rows: Rows) -> None:
+    wanted = {"key": "tk_" + "e" * 43, "expires_in_s": 60}
+    created = await made(root, **wanted)
+    assert (await made(root, **wanted))["id"] == created["id"]
+    for other in (61, None):
+        refused(await root.post(KEYS, json={**wanted, "expires_in_s": other}), 409, "conflict", "key")
+    past = "created_at = created_at - interval '1 hour', expires_at = expires_at - interval '1 hour'"
+    await rows.pool.execute(f"update api_keys set {past} where id = $1", created["id"])
+    late = await root.post(KEYS, json=wanted)
+    assert (late.status_code, "has expired" in late.json()["detail"]) == (409, True)
+
+
 async def test_chosen_key_needs_all_admin_rights_and_is_created_once(root: httpx.AsyncClient, app: FastAPI) -> None:
     chosen = "tk_" + "c" * 43
     wanted = {"scopes": ["admin:write"], "key": chosen}

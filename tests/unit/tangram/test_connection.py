@@ -12,7 +12,7 @@ from arl_tangram.transport.connection import resolve_connection
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("TANGRAM_URL", "TANGRAM_API_KEY"):
+    for name in ("TANGRAM_URL", "TANGRAM_API_KEY", "TANGRAM_CELL_HEADER"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "endpoints.json").write_text(json.dumps({"gateway": "http://127.0.0.1:8700"}))
     (tmp_path / "api_key").write_text("tk_local\n")
@@ -52,6 +52,20 @@ def test_key_whitespace_is_stripped_and_invalid_key_is_not_shown(directory: Path
     with pytest.raises(Unauthenticated) as caught:
         resolve_connection("http://h", "tk_gi\nven", directory=directory)
     assert "tk_gi" not in str(caught.value)
+
+
+def test_cell_of_a_router_is_read_from_the_argument_or_the_environment(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resolve_connection("http://h", "tk_given", directory=directory).cell is None
+    monkeypatch.setenv("TANGRAM_CELL_HEADER", "2")
+    assert resolve_connection("http://h", "tk_given", directory=directory).cell == 2
+    assert resolve_connection("http://h", "tk_given", cell=3, directory=directory).cell == 3
+    for wrong in ("0", "4096", "x", "9" * 5000):
+        monkeypatch.setenv("TANGRAM_CELL_HEADER", wrong)
+        with pytest.raises(ValidationFailed, match="from 1 to 4095") as caught:
+            resolve_connection("http://h", "tk_given", directory=directory)
+        assert caught.value.errors[0].field == "cell"
 
 
 def test_trailing_slash_does_not_change_the_address(directory: Path) -> None:

@@ -2,14 +2,19 @@
 
 import sys
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from arl_tangram.cli.admin.key_files import read_or_draw_key, remove_unfinished_key, save_unfinished_key
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, print_model, print_rows, stderr
+from arl_tangram.client import Tangram
 from arl_wire.admin.keys import ApiKey, KeyListResponse
+from arl_wire.errors import Conflict, Forbidden, Unavailable
 
 __all__ = ["register"]
 
@@ -40,12 +45,34 @@ def create(
     expires_days: Annotated[
         int | None, typer.Option(min=1, max=3650, help="Days until the key expires.", show_default="never")
     ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the new key; it is created if it does not exist. A repeated command creates the same key.",
+            show_default="a new key",
+        ),
+    ] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Create a key and print it once. A new project requires a key with `admin:*` of the project `default`."""
+    key = read_or_draw_key(key_file)
     expires_in_s = expires_days * DAY_S if expires_days is not None else None
+    create_with = partial(Tangram.create_key, project=project, scopes=scope or None, expires_in_s=expires_in_s)
     with connected_client(directory) as tangram:
-        created = tangram.create_key(project=project, scopes=scope or None, expires_in_s=expires_in_s)
+        try:
+            created = create_with(tangram, key=key)
+        except Forbidden as error:
+            if key_file is not None or [each.field for each in error.errors] != ["key"]:
+                raise
+            created = create_with(tangram)  # the caller may create keys, but not choose them
+        except (Unavailable, Conflict) as error:
+            if key_file is None and not error.errors:
+                path = save_unfinished_key(directory, key)
+                error.detail += f". To create the same key, add `--key-file {path}` to the command"
+                error.args = (error.detail,)
+            raise
+    if key_file is not None:
+        remove_unfinished_key(directory, key_file)
     if output is OutputFormat.JSON:
         print_model(created)
     else:

@@ -39,7 +39,10 @@ def list_nodes(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -
     if output is OutputFormat.JSON:
         print_model(nodes)
     else:
-        print_rows(NODE_HEADINGS, map(node_row, nodes.items), empty="No node has registered. Start one: tangram up")
+        has_cells = any(node.cell is not None for node in nodes.items)
+        headings = (*NODE_HEADINGS, "cell") if has_cells else NODE_HEADINGS
+        rows = [(*node_row(node), str(node.cell))[: len(headings)] for node in nodes.items]
+        print_rows(headings, rows, empty="No node has registered. Start one: tangram up")
 
 
 @group.command()
