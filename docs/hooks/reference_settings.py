@@ -41,6 +41,10 @@ variable and what is allowed, and ends with code 2. It shows the value unless th
 CLIENT_VARIABLES = {
     "TANGRAM_URL": ("", "Address of the gateway, for the command line and the Python client."),
     "TANGRAM_API_KEY": ("", "API key, for the command line and the Python client."),
+    "TANGRAM_CELL_HEADER": (
+        "the router chooses",
+        "Cell to which a router of several cells forwards all requests, as `tangram --cell`.",
+    ),
     "TANGRAM_DIR": (
         "`$XDG_STATE_HOME/tangram`, else `~/.local/state/tangram`",
         "State directory of the system on this machine. One system per directory.",

@@ -140,3 +140,11 @@ async def test_queue_list_is_paged(api: httpx.AsyncClient) -> None:
     second = (await api.get("/v1/admin/queues", params={"limit": 1, "cursor": first["next_cursor"]})).json()
     assert [page["items"][0]["task"] for page in (first, second)] == ["ai/coding", "another"]
     assert "next_cursor" not in second
+
+
+async def test_change_creates_the_queue_only_on_request(api: httpx.AsyncClient) -> None:
+    made = await api.patch("/v1/admin/queues/made", params={"create": True}, json={"paused": True})
+    assert (made.status_code, made.json()["paused"], made.json()["queued"]) == (200, True, 0)
+    await submit(api, 1)
+    again = await api.patch("/v1/admin/queues/made", params={"create": True}, json={"weight": 2})
+    assert (again.json()["id"], again.json()["paused"], again.json()["weight"]) == (made.json()["id"], True, 2.0)
