@@ -40,9 +40,9 @@ class CreateKeyRequest(BaseModel):
         pattern=KEY_FORM,
         repr=False,
         description="The key itself, if it must be the same in several cells: `tk_` and 43 URL-safe characters from 32"
-        " random bytes. It needs `admin:*`. A repeated request with the same key returns the existing key, or 409 if that"
-        " has another project, other scopes or another expiry, was revoked or has expired. Absent: the gateway draws a"
-        " key",
+        " random bytes. It needs `admin:*`. A repeated request with the same key returns the existing key, or 409 if"
+        " that has another project, other scopes or another expiry, was revoked or has expired. Absent: the"
+        " gateway draws a key",
     )
 
 

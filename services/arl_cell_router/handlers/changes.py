@@ -41,7 +41,8 @@ class CellChanges:
         body = await request.body()
         self._require_all_up()
         head = request_head(request)
-        replies = await self._cells.ask(dict.fromkeys(self._cells.links, head), dict.fromkeys(self._cells.links, body))
+        cells = self._cells.links
+        replies: Replies = await self._cells.ask(dict.fromkeys(cells, head), dict.fromkeys(cells, body))
         if route.params["list"] == "queues" and request.method == "PATCH":
             replies = await self._create_queues(replies, head, body)
         refused = self._check_changed(replies, is_removal=request.method == "DELETE")
@@ -49,7 +50,9 @@ class CellChanges:
 
     async def _create_queues(self, replies: Replies, head: RelayedHead, body: bytes) -> Replies:
         """Repeat the change in cells without the queue, which creates it there, if at least one cell has the queue."""
-        absent = [cell for cell, each in replies.items() if isinstance(each, CellReply) and each.status == 404]
+        absent = [
+            cell for cell, each in replies.items() if isinstance(each, CellReply) and each.status == NotFound.status
+        ]
         if not absent or not any(isinstance(each, CellReply) and each.is_success for each in replies.values()):
             return replies
         creating = replace(head, target=f"{head.target}{'&' if '?' in head.target else '?'}create=true")

@@ -77,14 +77,15 @@ class KeyAdmin:
         """Return the key. A request for the same key at the same time may have created it or its project."""
         if (known := await _existing_key(tx, wanted)) is not None:
             return known
-        project_id: int | None = caller.project_id
+        project_id = caller.project_id
         if wanted.project != caller.project:
-            project_id = await queries.insert_project(tx, wanted.project)
-            if project_id is None:
+            made = await queries.insert_project(tx, wanted.project)
+            if made is None:
                 if (known := await _existing_key(tx, wanted)) is not None:
                     return known
                 raise _project_exists(wanted.project)
             _check_first_key(wanted.scopes)
+            project_id = made
         row = await key_queries.insert_key(
             tx,
             project_id=project_id,

@@ -17,8 +17,13 @@ KEY = {"id": 3, "project": "default", "prefix": "tk_", "fingerprint": "f", "scop
 NODE = {
     **dict.fromkeys(("driver", "kind"), "x"),
     **dict.fromkeys(("registered_at", "last_heartbeat_at"), "2026-03-02T09:00:00Z"),
-    "epoch": "00000000-0000-4000-8000-000000000000", "capacity": {}, "alive": True, "cordoned": False,
-    "running": 0, "environments": 0, "enforced": [],
+    "epoch": "00000000-0000-4000-8000-000000000000",
+    "capacity": {},
+    "alive": True,
+    "cordoned": False,
+    "running": 0,
+    "environments": 0,
+    "enforced": [],
 }
 
 
