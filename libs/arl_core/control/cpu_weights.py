@@ -1,0 +1,76 @@
+"""Weights of actions that share the cores of a node, so that little remaining work ends first.
+
+The kernel divides the cores in proportion to the weights of the actions that want them. Each action keeps the cores
+that it is guaranteed; the rest of the node is divided by estimated remaining work.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["CRITICAL_FACTOR", "CpuShareState", "CpuWeightRange", "cpu_weights", "remaining_cpu_s"]
+
+REMAINING_EXPONENT = -0.25
+"""Exponent of the remaining CPU-seconds. Measured on a kernel; a stronger preference lengthens long commands."""
+CRITICAL_FACTOR = 8.0
+"""Factor of an action whose trajectory is expected to end its step last."""
+MIN_REMAINING_S = 0.05
+OVERRUN_FRACTION = 0.5
+"""Fraction of the used CPU time that an action past its estimate is expected to need again (Tsafrir et al. 2007)."""
+MAX_RATIO = 700.0
+"""Largest ratio of two weights. The kernel does not follow larger ones (measured with `cpu.shares`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuShareState:
+    """A running action that shares cores."""
+
+    guarantee_milli: int
+    """Milli-cores that the action gets over any second if it wants them."""
+    expected_cpu_s: float
+    """CPU-seconds that its class takes on average."""
+    used_cpu_s: float = 0.0
+    is_critical: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWeightRange:
+    """The smallest and the largest weight of a kernel interface, such as 1 and 10000 for `cpu.weight`."""
+
+    least: int
+    most: int
+
+
+def cpu_weights(
+    running: Mapping[Hashable, CpuShareState], *, cores: float, weights: CpuWeightRange
+) -> dict[Hashable, int]:
+    """Return the kernel weight of each running action.
+
+    Args:
+        running: All actions that share the cores.
+        cores: Number of cores that they share.
+        weights: Range of the kernel's weights.
+    """
+    if not running:
+        return {}
+    guaranteed = {name: each.guarantee_milli / 1000 for name, each in running.items()}
+    surplus = max(0.0, cores - sum(guaranteed.values()))
+    pull = {name: _pull(each) for name, each in running.items()}
+    total = sum(pull.values())
+    share = {name: guaranteed[name] + surplus * pull[name] / total for name in running}
+    largest = max(share.values())
+    if largest <= 0.0:
+        return dict.fromkeys(running, weights.most)
+    # The kernel compares weights only with one another, so the largest share gets the largest weight.
+    floor = max(weights.least, round(weights.most / MAX_RATIO))
+    return {name: max(floor, round(weights.most * value / largest)) for name, value in share.items()}
+
+
+def remaining_cpu_s(state: CpuShareState) -> float:
+    """Return the CPU-seconds that the action is expected to need still."""
+    left = state.expected_cpu_s - state.used_cpu_s
+    return max(left, OVERRUN_FRACTION * state.used_cpu_s, MIN_REMAINING_S)
+
+
+def _pull(state: CpuShareState) -> float:
+    factor = CRITICAL_FACTOR if state.is_critical else 1.0
+    return float(factor * remaining_cpu_s(state) ** REMAINING_EXPONENT)
