@@ -42,6 +42,7 @@ action_specs = Table(
     Column("class_key", BigInteger, nullable=False),
     Column("demand", JSONB, nullable=False),
     Column("elastic", JSONB),
+    Column("cpu_sharing", JSONB),
     Column("labels", JSONB, nullable=False),
     Column("priority", SmallInteger, nullable=False),
     Column("gang", JSONB),

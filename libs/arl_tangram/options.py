@@ -59,8 +59,12 @@ class ExecOptions(TypedDict, total=False):
     fetch: Sequence[str]
     """Paths of files to return."""
     timeout_s: float
+    wall_timeout_s: float
+    """Maximum real time; `timeout_s` does not count the waiting for shared cores."""
     cpu: float | tuple[float, float]
     """Cores, or (min, max)."""
+    exclusive: bool
+    """True for whole cores that no other action uses, False to share cores. Needs `cpu`."""
     memory_mib: int
     disk_mib: int
     pids: int
@@ -103,7 +107,7 @@ class EnvironmentOptions(TypedDict, total=False):
 _DEMAND_FIELDS = ("memory_mib", "disk_mib", "pids", "resources")
 _TOP_LEVEL_FIELDS = (
     "task", "trajectory", "profile", "step", "source", "session", "command", "stdin", "stdin_open", "env", "cwd",
-    "timeout_s", "priority", "deadline_s", "retries", "idempotent", "labels",
+    "timeout_s", "wall_timeout_s", "priority", "deadline_s", "retries", "idempotent", "labels",
 )  # fmt: skip
 
 
@@ -124,9 +128,13 @@ def exec_action(**options: Unpack[ExecOptions]) -> SubmitActionRequest:
     body["demand"] = {name: given[name] for name in _DEMAND_FIELDS if name in given}
     if "cpu" in given:
         cpu = given["cpu"]
-        body["demand"]["cpu"] = (
-            {"min": cpu[0], "max": cpu[1]} if isinstance(cpu, (tuple, list)) and len(cpu) == 2 else cpu
-        )
+        is_range = isinstance(cpu, (tuple, list)) and len(cpu) == 2
+        body["demand"]["cpu"] = {"min": cpu[0], "max": cpu[1]} if is_range else cpu
+    if "exclusive" in given:
+        if "cpu" not in given:
+            raise invalid_field("exclusive", "give the number of cores as well, as in cpu=1")
+        form = body["demand"]["cpu"]
+        body["demand"]["cpu"] = (form if isinstance(form, dict) else {"min": form}) | {"exclusive": given["exclusive"]}
     if "parallel_fraction" in given:
         body["elasticity"] = {"model": "amdahl", "parallel_fraction": given["parallel_fraction"]}
     if "resizable" in given:

@@ -5,7 +5,7 @@ from base64 import b64encode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from pydantic import TypeAdapter
@@ -18,9 +18,15 @@ from arl_wire.internal.admission import AdmitItem, CoalescedCall
 from arl_wire.internal.scheduler import GangMembership, QueuedActionRow
 from arl_wire.scores import ScoreItem
 
-__all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]
+__all__ = ["CAPABILITY_OF", "CpuForm", "NewAction", "demand_of", "normalise"]
 
 ELASTIC_STEP_MILLI = 1000
+CpuForm = Literal["exclusive", "shared"]
+SHARED_SLOT_MILLI, SHARED_GUARANTEE_MILLI = 500, 100
+"""Milli-cores that the scheduler counts for a shared action without a declared minimum, and that it is guaranteed.
+
+Two of them per core: a program uses a core for 20 to 50 % of its time, and an idle core between two commands is lost.
+"""
 _ITEMS_ADAPTER = TypeAdapter(list[ScoreItem])
 """Adapter for all items in one call."""
 CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}
@@ -43,9 +49,11 @@ class NewAction:
     shape: str
     demand: str
     elastic: str | None
+    cpu_sharing: str | None
     environment: str
     priority: int
     timeout_s: float
+    wall_timeout_s: float | None
     step: int | None
     labels: str
     traceparent: str | None
@@ -70,6 +78,7 @@ class NewAction:
             shape=self.shape,
             demand=json.loads(self.demand),
             elastic=json.loads(self.elastic) if self.elastic else None,
+            cpu_sharing=json.loads(self.cpu_sharing) if self.cpu_sharing else None,
             environment=json.loads(self.environment),
             priority=self.priority,
             timeout_s=self.timeout_s,
@@ -78,12 +87,22 @@ class NewAction:
 
 
 def normalise(
-    item: AdmitItem, *, id: UUID, queue_id: int, gang: GangMembership | None = None, registered: Collection[str] = ()
+    item: AdmitItem,
+    *,
+    id: UUID,
+    queue_id: int,
+    gang: GangMembership | None = None,
+    registered: Collection[str] = (),
+    cpu_form: CpuForm = "exclusive",
 ) -> NewAction:
-    """Return the rows of an action. `registered` has the names of registered services."""
+    """Return the rows of an action.
+
+    `registered` has the names of registered services. `cpu_form` applies to actions that choose no form.
+    """
     action = item.action
-    demand = demand_of(action)
-    elastic = _elastic(action)
+    sharing = _sharing(action, cpu_form)
+    demand = demand_of(action, cpu_form)
+    elastic = _elastic(action) if sharing is None else None
     environment = {
         "id": str(action.environment.id) if action.environment.id is not None else None,
         "scope": action.environment.scope,
@@ -105,13 +124,15 @@ def normalise(
         retries=action.retries,
         idempotent=action.idempotent,
         deadline_s=action.deadline_s,
-        class_key=_class_key(queue_id, item, demand, elastic),
+        class_key=_class_key(queue_id, item, demand, elastic, sharing),
         shape=_shape(action).value,
         demand=json.dumps(demand),
         elastic=json.dumps(elastic) if elastic else None,
+        cpu_sharing=json.dumps(sharing) if sharing else None,
         environment=json.dumps(environment),
         priority=action.priority,
         timeout_s=action.timeout_s,
+        wall_timeout_s=action.wall_timeout_s,
         step=action.step,
         labels=json.dumps(action.labels),
         traceparent=item.traceparent,
@@ -124,16 +145,14 @@ def normalise(
     )
 
 
-def demand_of(action: SubmitActionRequest) -> dict[str, int]:
+def demand_of(action: SubmitActionRequest, cpu_form: CpuForm = "exclusive") -> dict[str, int]:
     """Return minimum amounts in integers. Actions without a process need no cores; model scores need a slot."""
     if action.endpoint is not None:
         return {call_resource(action.endpoint): 1}
     if action.service is not None and not is_verified(action):
         return {slot_resource(action.service): 1}
-    cpu = action.demand.cpu
-    minimum = cpu.min if isinstance(cpu, CpuRange) else cpu
     return {
-        "cpu_milli": _milli(minimum) if action.kind in ("exec", "score") else 0,
+        "cpu_milli": _min_milli(action, cpu_form) if action.kind in ("exec", "score") else 0,
         "memory_mib": action.demand.memory_mib,
         "disk_mib": action.demand.disk_mib,
         **action.demand.resources,
@@ -149,9 +168,39 @@ def _milli(cores: float) -> int:
     return max(1, round(cores * 1000))
 
 
+def _min_milli(action: SubmitActionRequest, cpu_form: CpuForm) -> int:
+    """Return the milli-cores that the scheduler counts for the action at least."""
+    cpu = action.demand.cpu
+    if cpu is None:
+        return SHARED_SLOT_MILLI if _is_shared(action, cpu_form) else 1000
+    return _milli(cpu.min if isinstance(cpu, CpuRange) else cpu)
+
+
+def _is_shared(action: SubmitActionRequest, cpu_form: CpuForm) -> bool:
+    """Return True if the action shares cores with others. Only programs can."""
+    cpu = action.demand.cpu
+    exclusive = cpu.exclusive if isinstance(cpu, CpuRange) else None
+    return action.kind == "exec" and (cpu_form == "shared" if exclusive is None else not exclusive)
+
+
+def _sharing(action: SubmitActionRequest, cpu_form: CpuForm) -> dict[str, Any] | None:
+    """Return the sharing of cores as the fields of `CpuSharing`; None for exclusive cores."""
+    if not _is_shared(action, cpu_form):
+        return None
+    cpu = action.demand.cpu
+    most = cpu.max if isinstance(cpu, CpuRange) else None
+    return {
+        "guarantee_milli": SHARED_GUARANTEE_MILLI if cpu is None else _min_milli(action, cpu_form),
+        "limit_milli": None if most is None else _milli(most),
+        "is_declared": cpu is not None,
+    }
+
+
 def _elastic(action: SubmitActionRequest) -> dict[str, Any] | None:
     cpu = action.demand.cpu
-    if action.kind != "exec" or not isinstance(cpu, CpuRange) or _milli(cpu.max) == _milli(cpu.min):
+    if action.kind != "exec" or not isinstance(cpu, CpuRange) or cpu.max is None:
+        return None
+    if _milli(cpu.max) == _milli(cpu.min):
         return None
     return {
         "resource": "cpu_milli",
@@ -173,14 +222,21 @@ def _elasticity(action: SubmitActionRequest) -> dict[str, Any]:
             return {"model": "none"}
 
 
-def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
+def _class_key(
+    queue_id: int,
+    item: AdmitItem,
+    demand: dict[str, int],
+    elastic: dict[str, Any] | None,
+    sharing: dict[str, Any] | None,
+) -> int:
     """Return the class in signed 64 bits. Actions of one task, profile and demand shape share a class."""
     action, begins_with = item.action, item.begins_with
     program = action.service or action.endpoint or _program_name(action)
     home: list[Any] = [action.environment.scope, action.environment.template]
     if begins_with is not None:
         home.append(begins_with.node)
-    parts = [queue_id, action.kind, action.profile or program, demand, elastic, home, sorted(action.require)]
+    parts: list[Any] = [queue_id, action.kind, action.profile or program, demand, elastic, home, sorted(action.require)]
+    parts += [sharing] if sharing is not None else []
     digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest()
     return int.from_bytes(digest, signed=True)
 

@@ -95,9 +95,11 @@ _COLUMNS = {
     "shape": "text",
     "demand": "text",
     "elastic": "text",
+    "cpu_sharing": "text",
     "environment": "text",
     "priority": "int",
     "timeout_s": "float8",
+    "wall_timeout_s": "float8",
     "step": "int",
     "labels": "text",
     "traceparent": "text",
@@ -139,10 +141,10 @@ INSERT_ACTIONS = text(f"""
           left join claimed using (project_id, key)
          where asked.key is null or claimed.key is not null
     ), specs as (
-        insert into action_specs (id, class_key, shape, demand, elastic, environment, priority, timeout_s, step,
-                                  labels, traceparent, tracestate, payload, gang)
-        select id, class_key, shape, demand::jsonb, elastic::jsonb, environment::jsonb, priority, timeout_s, step,
-               labels::jsonb, traceparent, tracestate, payload::json, gang::jsonb
+        insert into action_specs (id, class_key, shape, demand, elastic, cpu_sharing, environment, priority, timeout_s,
+                                  wall_timeout_s, step, labels, traceparent, tracestate, payload, gang)
+        select id, class_key, shape, demand::jsonb, elastic::jsonb, cpu_sharing::jsonb, environment::jsonb, priority,
+               timeout_s, wall_timeout_s, step, labels::jsonb, traceparent, tracestate, payload::json, gang::jsonb
           from new
     )
     insert into actions (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from arl_admission import queries
@@ -286,10 +286,7 @@ class AdmissionService:
             if full := await self._over_limit(tx, items):
                 raise next(iter(full.values()))
             gang = GangMembership(id=uuid7(self._settings.cell), size=len(items))
-            new = [
-                normalise(item, id=uuid7(self._settings.cell), queue_id=self._queue_of(item), gang=gang)
-                for item in items
-            ]
+            new = [self._normalise(item, gang=gang) for item in items]
             rows = await queries.insert_actions(tx, new, retention_s=self._settings.idempotency_key_retention_s)
             if len(rows) < len(new):
                 raise Unavailable(
@@ -298,6 +295,19 @@ class AdmissionService:
         self._failpoints.hit("admission.after_commit")
         self._announce(new, rows)
         return [AdmitItemResult(id=action.id, created=True) for action in new]
+
+    def _normalise(
+        self, item: AdmitItem, *, gang: GangMembership | None = None, registered: Collection[str] = ()
+    ) -> NewAction:
+        """Return the rows of an action under a new id."""
+        return normalise(
+            item,
+            id=uuid7(self._settings.cell),
+            queue_id=self._queue_of(item),
+            gang=gang,
+            registered=registered,
+            cpu_form=self._settings.cpu_form,
+        )
 
     def _first_of_each_key(self, items: Sequence[AdmitItem], positions: Sequence[int]) -> dict[int, NewAction]:
         """Return the items that may become actions, by position. Of items that share a key, it is the first."""
@@ -310,8 +320,7 @@ class AdmissionService:
                     continue
                 seen.add((item.project_id, item.key))
             registered = self._fleet.registered
-            id = uuid7(self._settings.cell)
-            new[at] = normalise(item, id=id, queue_id=self._queue_of(item), registered=registered)
+            new[at] = self._normalise(item, registered=registered)
         return new
 
     async def _insert_new(self, tx: WriteTx, new: Sequence[NewAction]) -> dict[UUID, Row]:

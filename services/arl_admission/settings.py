@@ -1,3 +1,5 @@
+from typing import Literal
+
 from pydantic import Field
 
 from arl_kit.settings import ServiceSettings
@@ -16,6 +18,9 @@ class AdmissionSettings(ServiceSettings):
     )
     action_retention_s: float = Field(
         default=7 * 86400, ge=1, le=3650 * 86400, description="Seconds for which a settled action can be read"
+    )
+    cpu_form: Literal["exclusive", "shared"] = Field(
+        default="exclusive", description="Form of the CPU demand of actions that do not choose one"
     )
     forget_node_after_s: float = Field(
         default=86400,

@@ -18,6 +18,7 @@ __all__ = [
     "ENVIRONMENT_RESOURCES",
     "ActionClass",
     "ClassVariant",
+    "CpuSharing",
     "ElasticResource",
     "ExclusiveService",
     "Fence",
@@ -173,6 +174,18 @@ class ResidentService:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSharing:
+    """The sharing of cores: the kernel divides the cores of a node that no action has exclusively."""
+
+    guarantee_milli: int
+    """Milli-cores that the action gets over any second if it wants them."""
+    limit_milli: int | None = None
+    """Most milli-cores that the action may use; None without a limit."""
+    is_declared: bool = False
+    """True if the caller declared the guarantee. The scheduler then counts all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionClass:
     """A class of actions of one kind and demand shape, which share estimates and are scheduled as a group."""
 
@@ -188,6 +201,8 @@ class ActionClass:
     """Seconds for which its actions may run; 0 if unknown. Variants of one class differ in it and share estimates."""
     is_mixed: bool = False
     """True if the class mixes several programs that are not distinguished; past runs then predict little."""
+    sharing: CpuSharing | None = None
+    """Sharing of cores; None for exclusive cores and for actions without cores."""
     resizable: ResizeSupport = field(init=False, repr=False, compare=False)
     """Resize support of the elastic resource; `NONE` if there is none."""
     variant: ClassVariant = field(init=False, repr=False, compare=False)

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from arl_core.domain.model import ActionClass, Resources, RunningAction
+from arl_core.durations.shared_demand import CpuUsageModel, NoCpuUsage, shared_start_amounts
 from arl_core.queue.fairness import own_share
 
 __all__ = [
@@ -77,6 +78,10 @@ class DurationCurve:
     """Unit-seconds at the smallest degree of parallelism."""
     cores: int
     """Minimum milli-cores."""
+    start_amounts: Resources
+    """Amounts at the start of an action that is not elastic; fewer cores than the minimum if its class uses less."""
+    expected_cpu_s: float
+    """Expected CPU-seconds of an action."""
     min_share: tuple[Resources, float] = field(default=({}, 0.0), repr=False)
     """Total resources, and the cell-seconds that one action takes at its minimum, cached for that total."""
     _source: tuple[ActionClass, DurationModel] = field(kw_only=True, repr=False)
@@ -136,8 +141,9 @@ def best_option(
 class CurveCache:
     """A cache of duration curves. A curve is built on demand, and rebuilt at a limited rate after new observations."""
 
-    def __init__(self, durations: DurationModel | None = None) -> None:
+    def __init__(self, durations: DurationModel | None = None, usage: CpuUsageModel | None = None) -> None:
         self.durations = durations or DeclaredDurations()
+        self._usage = usage or NoCpuUsage()
         self.now = 0.0
         """Current time by the clock of the rounds; set by the caller that runs rounds."""
         self._cached: dict[int, tuple[float, float, DurationCurve]] = {}
@@ -156,7 +162,7 @@ class CurveCache:
         if known is not None and self.now < known[0]:
             return known[2]
         self._evict_expired()
-        curve = _build_curve(cls, self.durations)
+        curve = _build_curve(cls, self.durations, self._usage)
         self._has_rebuilt = self._has_rebuilt or cls.key in self._cached
         if cls.key in self._cached or len(self._cached) < MAX_CLASSES:
             self._cached[cls.key] = (self.now + MAX_AGE_S, self.now, curve)
@@ -226,11 +232,16 @@ class CurveCache:
             self._cache_tokens.clear()
 
 
-def _build_curve(cls: ActionClass, durations: DurationModel) -> DurationCurve:
+def _build_curve(cls: ActionClass, durations: DurationModel, usage: CpuUsageModel) -> DurationCurve:
     resource, minimum = main_resource(cls), cls.demand.minimum
     least = _min_amount(cls, resource)
-    area_s = to_units(resource, least) * durations.seconds(cls, least)
-    return DurationCurve(resource, area_s, minimum.get(_CORES, 0), _source=(cls, durations))
+    expected_cpu_s = area_s = to_units(resource, least) * durations.seconds(cls, least)
+    used = usage.cpu_usage(cls) if cls.sharing is not None else None
+    if used is not None:
+        # Time on shared cores depends on the others; the work does not.
+        expected_cpu_s = area_s = used.cpu_s
+    amounts = shared_start_amounts(cls, used)
+    return DurationCurve(resource, area_s, minimum.get(_CORES, 0), amounts, expected_cpu_s, _source=(cls, durations))
 
 
 def _min_amount(cls: ActionClass, resource: str | None) -> int:

@@ -13,6 +13,7 @@ from statistics import NormalDist, fmean, median
 from arl_core.domain.elasticity import Elasticity
 from arl_core.domain.model import ActionClass, ElasticResource, Resources
 from arl_core.durations.curves import main_resource
+from arl_core.durations.shared_demand import CpuUsage
 
 __all__ = [
     "IGNORED_OVERRUN",
@@ -139,6 +140,14 @@ class DurationEstimates:
         known.runs.append(RunObservation(amount, max(round(run_s, 6), MIN_RUN_S), round(cpu_s, 6), is_steady))
         known.curve = None
         self._dirty_keys[cls.key] = None
+
+    def cpu_usage(self, cls: ActionClass) -> CpuUsage | None:
+        """Return the mean use of processors of the remembered runs; None if there is none."""
+        known = self._classes.get(cls.key)
+        if known is None or not known.runs:
+            return None
+        cpu_s = _mean(run.cpu_s for run in known.runs)
+        return CpuUsage(len(known.runs), cpu_s, min(1.0, cpu_s / _mean(run.run_s for run in known.runs)))
 
     def useful_amount(self, cls: ActionClass) -> int | None:
         """Return the largest amount that runs used completely, as far as known; None if none left cores unused."""

@@ -227,7 +227,7 @@ class _SparRound:
         is_elastic = len(curve.options) > 1 and cls.demand.elastic is not None
         if is_elastic and not (self._is_resizing and cls.resizable is not ResizeSupport.NONE):
             return self._start_elastic(action)
-        grant = self._fitter.allocate(action, cls.demand.minimum) or self._backfill(action)
+        grant = self._fitter.allocate(action, curve.start_amounts) or self._backfill(action)
         if self._is_resizing and grant is None:
             self._resizer.claim(action)
         elif self._is_resizing and is_elastic:

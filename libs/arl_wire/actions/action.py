@@ -158,7 +158,15 @@ class SubmitActionRequest(StrictModel):
         ge=1e-6,
         le=86400,
         allow_inf_nan=False,
-        description="Maximum run time in seconds, from the start of the program",
+        description="Maximum run time in seconds, from the start of the program. For an action with shared cores, the"
+        " time in which it waits for a core does not count",
+    )
+    wall_timeout_s: float | None = Field(
+        default=None,
+        ge=1e-6,
+        le=86400,
+        allow_inf_nan=False,
+        description="Maximum real time in seconds, from the start of the program. Absent: only `timeout_s` applies",
     )
     demand: DemandSpec = DemandSpec()
     service: ServiceName | None = Field(

@@ -21,33 +21,46 @@ def _cpu_tag(value: Any) -> str:
 
 
 class CpuRange(StrictModel):
-    """A range of cores: the action needs at least `min` and can use up to `max`."""
+    """Cores of an action: at least `min`, and up to `max` if the action can use more."""
 
-    min: Cpu
-    max: Cpu
+    min: Cpu = Field(description="Cores that the action gets over any second if it wants them")
+    max: Cpu | None = Field(
+        default=None,
+        description="Most cores that the action may use. Absent: `min` for exclusive cores, no limit for shared cores",
+    )
+    exclusive: bool | None = Field(
+        default=None,
+        description="True for whole cores that no other action uses. False to share cores with other actions. Absent:"
+        " the default of the system",
+    )
 
     @model_validator(mode="after")
-    def _check_order(self) -> "CpuRange":
-        if self.max < self.min:
+    def _check_amounts(self) -> "CpuRange":
+        if self.max is not None and self.max < self.min:
             raise ValueError("max must not be below min")
+        if self.exclusive and any(cores % 1 for cores in (self.min, self.max or self.min)):
+            raise ValueError("exclusive cores must be whole numbers")
         return self
 
 
 class DemandSpec(StrictModel):
     """The resources that the action needs while it runs.
 
-    Whole cores are exclusive; a fraction is a ceiling on shared cores. `memory_mib` and `disk_mib` of a trajectory's
-    environment are set by its first action and stay allocated until the environment ends.
+    Exclusive cores are whole and pinned. Shared cores are divided by the kernel. `memory_mib` and `disk_mib` of a
+    trajectory's environment are set by its first action and stay allocated until the environment ends.
     """
 
-    cpu: Annotated[
-        Annotated[Cpu, Tag("cores")] | Annotated[CpuRange, Tag("range")],
-        Discriminator(_cpu_tag),
-        Field(
-            description='Number of cores, or a range `{"min": …, "max": …}` for an action that can use more cores than'
-            " it needs"
-        ),
-    ] = 1
+    cpu: (
+        Annotated[
+            Annotated[Cpu, Tag("cores")] | Annotated[CpuRange, Tag("range")],
+            Discriminator(_cpu_tag),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description='Number of cores, or `{"min": …, "max": …, "exclusive": …}`. Absent: one exclusive core, or shared'
+        " cores of which the action gets at least a tenth, as the system is configured",
+    )
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory in MiB")
     pids: int = Field(

@@ -28,6 +28,8 @@ class GrantPayload(BaseModel):
     amounts: dict[str, int]
     environment_id: UUID | None = None
     amounts_seq: int = 0
+    expected_cpu_s: float | None = None
+    """CPU-seconds that the action is expected to use; only for shared cores. Rows do not have it."""
 
 
 class GrantBatchRequest(BaseModel):

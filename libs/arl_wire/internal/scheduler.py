@@ -40,6 +40,7 @@ class QueuedActionRow(BaseModel):
     shape: str
     demand: dict[str, int]
     elastic: dict[str, Any] | None = None
+    cpu_sharing: dict[str, Any] | None = None
     environment: dict[str, Any]
     priority: int = 0
     timeout_s: float = 0.0

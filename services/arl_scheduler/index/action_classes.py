@@ -115,7 +115,7 @@ def _demand_parts(row: QueuedActionRow) -> tuple[dict[str, Any], dict[str, Any],
     """Return the parts that decide where an action may start, without its program and its elasticity."""
     elastic = {name: value for name, value in (row.elastic or {}).items() if name != "elasticity"}
     home = {name: row.environment.get(name) for name in ("scope", "template", "node", "require")}
-    return row.demand, elastic, home
+    return row.demand, elastic | (row.cpu_sharing or {}), home
 
 
 def _mixed_key(row: QueuedActionRow) -> Hashable:

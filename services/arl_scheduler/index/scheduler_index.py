@@ -128,6 +128,13 @@ class SchedulerIndex:
                 self._allocate(hold)
                 self._environments.leave_queue([id])
 
+    def expected_cpu_s(self, fence: Fence) -> float | None:
+        """Return the CPU-seconds that a granted action with shared cores is expected to use; None for others."""
+        hold = self.allocations.get_by_fence(fence)
+        if hold is None or hold.cls is None or hold.cls.sharing is None:
+            return None
+        return self.curves.curve_for(hold.cls).expected_cpu_s
+
     def drop_refused(self, ids: Iterable[UUID]) -> None:
         """Forget actions that Postgres refused to grant. They are no longer queued or will be settled."""
         self._forget_queued(*ids)
@@ -154,7 +161,7 @@ class SchedulerIndex:
         self._queued.pause(poll.paused)
         self.allocations.set_quotas(poll.quotas)
         for node in poll.nodes:
-            self._ledger.set_capacity(node.id, node.capacity)
+            self._ledger.set_capacity(node.id, node.grantable)
             self._ledger.set_rates(node.id, node.rate_limits)
         self._accounts.total = total_resources(node.capacity for node in poll.nodes)
         for environment in poll.environments:

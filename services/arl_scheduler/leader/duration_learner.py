@@ -41,7 +41,7 @@ class DurationLearner:
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self.estimates = DurationEstimates()
-        self.curves = CurveCache(self.estimates)
+        self.curves = CurveCache(self.estimates, self.estimates)
         self._term: int | None = None
         self._seen_at: dict[int, float] = {}
         """Monotonic time of the last observed run of each class."""
@@ -55,7 +55,7 @@ class DurationLearner:
         estimates = DurationEstimates()
         async with self._store.read() as tx:
             estimates.restore(await estimate_queries.read_estimates(tx, limit=MAX_CLASSES))
-        self.estimates, self.curves, self._term = estimates, CurveCache(estimates), term
+        self.estimates, self.curves, self._term = estimates, CurveCache(estimates, estimates), term
         self._missed.clear()
 
     def record_released(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from arl_core.domain.model import Fence, Grant
@@ -89,8 +89,16 @@ class NotificationInbox:
         await self._wakeup.wait()
 
 
-def notify_grants(peers: ServiceClient, nodes: Mapping[int, NodeRow], grants: Iterable[Grant]) -> None:
-    """Notify the managers of grants, with one request per node."""
+def notify_grants(
+    peers: ServiceClient,
+    nodes: Mapping[int, NodeRow],
+    grants: Iterable[Grant],
+    expected_cpu_s: Callable[[Fence], float | None],
+) -> None:
+    """Notify the managers of grants, with one request per node.
+
+    `expected_cpu_s` returns the CPU-seconds that an action with shared cores is expected to use, else None.
+    """
     by_node: dict[int, list[GrantPayload]] = defaultdict(list)
     for grant in grants:
         by_node[grant.node].append(
@@ -99,6 +107,7 @@ def notify_grants(peers: ServiceClient, nodes: Mapping[int, NodeRow], grants: It
                 grant_no=grant.fence.grant_no,
                 amounts=dict(grant.resources),
                 environment_id=grant.environment,
+                expected_cpu_s=expected_cpu_s(grant.fence),
             )
         )
     for node_id, bodies in by_node.items():

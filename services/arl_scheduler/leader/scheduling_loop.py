@@ -332,7 +332,7 @@ class SchedulingLoop:
         self._apply_resizes(index, growths, "grown")
         if taken:
             self._traces.export_round(taken, started=began, decided=decided_at, ended=self._clock.now())
-        notify_grants(self._peers, index.nodes, taken)
+        notify_grants(self._peers, index.nodes, taken, index.expected_cpu_s)
         self._resizer.send(index.allocations, index.nodes, [*shrinks, *growths])
         missing = [grant.fence for grant in decided if grant.fence not in granted]
         await self._drop_refused(index, {fence.action_id: fence.grant_no for fence in missing})

@@ -13,6 +13,7 @@ from arl_core.control.rate_limits import RateLimit
 from arl_core.domain.elasticity import AmdahlScaling, DurationTable, Elasticity, NoScaling
 from arl_core.domain.model import (
     ActionClass,
+    CpuSharing,
     ElasticResource,
     Fence,
     NodeResources,
@@ -83,6 +84,15 @@ class NodeRow:
     """Rate limits of its resources: tokens that each grant spends additionally."""
     resident_services: frozenset[str] = frozenset()
     """Reward services that are loaded or being restored on its devices."""
+    reclaimable_milli: int = 0
+    """Milli-cores that are allocated to actions with shared cores and not used by them."""
+
+    @property
+    def grantable(self) -> Mapping[str, int]:
+        """Return the amounts that all grants together may have: the capacity and what running actions do not use."""
+        if not self.reclaimable_milli:
+            return self.capacity
+        return {**self.capacity, "cpu_milli": self.capacity.get("cpu_milli", 0) + self.reclaimable_milli}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,17 +212,18 @@ def to_node_resources(
 
 def to_action_class(action: QueuedActionRow) -> ActionClass:
     """Return the class of a queued row."""
-    fields = ("class_key", "kind", "shape", "demand", "elastic", "environment", "timeout_s")
+    fields = ("class_key", "kind", "shape", "demand", "elastic", "cpu_sharing", "environment", "timeout_s")
     return _parse_class({name: getattr(action, name) for name in fields})
 
 
 def _parse_class(spec: Mapping[str, Any]) -> ActionClass:
-    elastic, environment = spec["elastic"], spec["environment"]
+    elastic, sharing, environment = spec["elastic"], spec["cpu_sharing"], spec["environment"]
     return ActionClass(
         key=spec["class_key"],
         kind=spec["kind"],
         shape=ResourceShape(spec["shape"]),
         demand=ResourceDemand(minimum=dict(spec["demand"]), elastic=to_elastic_resource(elastic) if elastic else None),
+        sharing=CpuSharing(**sharing) if sharing else None,
         requires=frozenset(environment.get("require", ())) | _required_templates(environment),
         time_limit_s=rounded_time_limit_s(spec["timeout_s"]),
     )
@@ -285,6 +296,7 @@ def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
         is_drain_expired=entry["drained"],
         last_heartbeat=entry["last_sign"],
         ends_at=entry["ends_at"],
+        reclaimable_milli=entry["reclaimable_milli"],
         rate_limits=_parse_rates(entry["rates"], entry["capacity"]),
         resident_services=frozenset(entry["resident"]),
     )

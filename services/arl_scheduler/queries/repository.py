@@ -47,7 +47,8 @@ _QUEUED = """
                and (delete_requested_at is null or coalesce(ended_at, lost_at) is null)) as environment_id,
            extract(epoch from a.created_at)::float8 as submitted,
            extract(epoch from a.deadline_at)::float8 as deadline,
-           s.class_key, s.shape, s.demand, s.elastic, s.environment, s.priority, s.timeout_s, s.gang
+           s.class_key, s.shape, s.demand, s.elastic, s.cpu_sharing, s.environment, s.priority, s.timeout_s,
+           s.gang
       from actions as a
       join action_specs as s using (id)
      where a.state = 'queued'
@@ -67,6 +68,7 @@ POLL = text(f"""
                            case when :in_pages
                                 then json_build_object('kind', a.kind, 'class_key', s.class_key, 'shape', s.shape,
                                                        'demand', s.demand, 'elastic', s.elastic,
+                                                       'cpu_sharing', s.cpu_sharing,
                                                        'environment', s.environment,
                                                        'timeout_s', s.timeout_s) end as spec,
                            extract(epoch from a.granted_at)::float8 as granted,
@@ -89,7 +91,8 @@ POLL = text(f"""
                            cordoned_at is not null as closed,
                            coalesce(drain_deadline_at <= now(), false) as drained,
                            extract(epoch from ends_at)::float8 as ends_at,
-                           extract(epoch from greatest(last_beat, pg_postmaster_start_time()))::float8 as last_sign
+                           extract(epoch from greatest(last_beat, pg_postmaster_start_time()))::float8 as last_sign,
+                           reclaimable_milli
                       from nodes
                       join node_beats on node_beats.node_id = nodes.id and node_beats.epoch = nodes.epoch
                      order by nodes.id) as n) as nodes,

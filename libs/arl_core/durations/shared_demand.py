@@ -1,0 +1,62 @@
+"""The demand of actions that share cores, from the processor time that runs of their class used."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from arl_core.domain.model import ActionClass, Resources
+
+__all__ = ["CpuUsage", "CpuUsageModel", "NoCpuUsage", "shared_start_amounts"]
+
+MIN_RUNS = 4
+"""Runs of a class before its use of cores is believed."""
+SHORT_CPU_S = 0.1
+"""Mean CPU-seconds up to which actions start almost at once: they end before a queue would help others."""
+SHORT_CHARGE_MILLI = 100
+MIN_BUSY_FRACTION = 0.2
+"""Least fraction of the charge that counts for actions that mostly wait."""
+_CORES = "cpu_milli"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUsage:
+    """The use of processors by runs of one class."""
+
+    runs: int
+    cpu_s: float
+    """Mean CPU-seconds of a run."""
+    busy_fraction: float
+    """Mean fraction of a core that runs use while they do not wait for one."""
+
+
+class CpuUsageModel(Protocol):
+    """A model of the use of processors by class."""
+
+    def cpu_usage(self, cls: ActionClass) -> CpuUsage | None:
+        """Return the use of processors; None if no run of the class is known."""
+        ...
+
+
+class NoCpuUsage:
+    """A model without observations."""
+
+    def cpu_usage(self, cls: ActionClass) -> CpuUsage | None:
+        """Return None: nothing is known."""
+        del cls
+        return None
+
+
+def shared_start_amounts(cls: ActionClass, usage: CpuUsage | None) -> Resources:
+    """Return the amounts that count for an action of this class at its start.
+
+    A declared minimum counts in full. Otherwise a class that uses little of its cores counts less than its demand, so
+    that waiting programs do not keep others from starting.
+    """
+    minimum = cls.demand.minimum
+    if cls.sharing is None or cls.sharing.is_declared or cls.is_mixed or usage is None or usage.runs < MIN_RUNS:
+        return minimum
+    full = minimum.get(_CORES, 0)
+    charge = round(full * min(1.0, max(MIN_BUSY_FRACTION, usage.busy_fraction)))
+    if usage.cpu_s <= SHORT_CPU_S:
+        charge = SHORT_CHARGE_MILLI
+    charge = min(full, max(charge, cls.sharing.guarantee_milli))
+    return minimum if charge == full else {**minimum, _CORES: charge}
