@@ -361,7 +361,7 @@ def fence_of(grant: GrantPayload) -> Fence:
 
 def grant_of(row: ActiveActionRow) -> GrantPayload:
     """Return the grant of a granted or running row, equal to its notification."""
-    return GrantPayload.model_validate({key: row[key] for key in GrantPayload.model_fields})
+    return GrantPayload.model_validate({key: row[key] for key in GrantPayload.model_fields if key in row})
 
 
 def _fence_of_row(row: ActiveActionRow) -> Fence:
