@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from arl_bench.cli import bench_demo, bench_nodes, bench_rewards
+from arl_bench.cli import bench_demo, bench_nodes, bench_rewards, bench_step
 from arl_bench.cli.running_system import ensure_system_up
 from arl_bench.control_plane import scheduling_rounds as rounds_
 from arl_bench.control_plane.attacks import AttackBenchConfig, run_attacks
@@ -44,6 +44,7 @@ group = typer.Typer(
 bench_rewards.register(group)
 bench_nodes.register(group)
 bench_demo.register(group)
+bench_step.register(group)
 
 
 def register(app: typer.Typer) -> None:
