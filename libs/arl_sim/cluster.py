@@ -182,7 +182,7 @@ class SimActionClasses:
             return ResourceDemand({resource: round(self._fixed_units(work) * unit), **other})
         choices = tuple(round(choice * unit) for choice in work.choices)
         resizable = work.resizable if work.resource_kind is ResourceKind.CPU else ResizeSupport.NONE
-        elastic = ElasticResource(resource, choices, AmdahlScaling(work.parallel_fraction), resizable=resizable)
+        elastic = ElasticResource(resource, choices, AmdahlScaling(work.parallel_fraction, unit), resizable=resizable)
         return ResourceDemand({resource: choices[0], **other}, elastic)
 
     def _fixed_units(self, work: ActionWork) -> float:

@@ -28,7 +28,11 @@ class ResourceKind:
     def demand(self, key: int = 1) -> ActionClass:
         """Return the class of an action whose degree of parallelism the policy chooses."""
         minimum = {self.name: self.widths[0]} | ({"cpu_milli": self.cores_milli} if self.cores_milli else {})
-        elastic = ElasticResource(self.name, self.widths, AmdahlScaling(0.9)) if len(self.widths) > 1 else None
+        elastic = (
+            ElasticResource(self.name, self.widths, AmdahlScaling(0.9, unit=self.widths[0]))
+            if len(self.widths) > 1
+            else None
+        )
         return ActionClass(key=key, kind="exec", shape=self.shape, demand=ResourceDemand(minimum, elastic))
 
     def node(self) -> dict[str, int]:

@@ -24,9 +24,14 @@ class NoScaling:
 
 @dataclass(frozen=True, slots=True)
 class AmdahlScaling:
-    """Amdahl's law: `d(k) = d(base) * ((1 - f) + f * base / k)`; linear slowdown below the base (Amdahl 1967)."""
+    """Amdahl's law relative to one unit: `d(k) = d(1) * ((1 - f) + f / k)` (Amdahl 1967).
+
+    Below one unit, the duration grows in inverse proportion.
+    """
 
     parallel_fraction: float
+    unit: int = 1000
+    """Amount of one unit: 1000 milli-cores of a core, or 1 device."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.parallel_fraction <= 1.0:
@@ -34,7 +39,13 @@ class AmdahlScaling:
 
     def relative_duration(self, amount: int, *, base: int) -> float:
         """Return the duration with `amount`, relative to the duration with `base`."""
-        return (1.0 - self.parallel_fraction) + self.parallel_fraction * base / amount
+        return self.duration(amount) / self.duration(base)
+
+    def duration(self, amount: int) -> float:
+        """Return the duration with `amount`, relative to the duration with one unit."""
+        if amount < self.unit:
+            return self.unit / amount
+        return (1.0 - self.parallel_fraction) + self.parallel_fraction * self.unit / amount
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, median
 
-from arl_core.domain.elasticity import Elasticity
+from arl_core.domain.elasticity import AmdahlScaling, Elasticity
 from arl_core.domain.model import ActionClass, ElasticResource, Resources
 from arl_core.durations.curves import main_resource
 from arl_core.durations.shared_demand import CpuUsage
@@ -309,7 +309,9 @@ def _useful_amount(elastic: ElasticResource, runs: Sequence[RunObservation]) -> 
 
 
 def _declared_use(elastic: ElasticResource, amount: int) -> float:
-    """Return the mean core use predicted by the declaration, if the smallest amount is fully used."""
+    """Return the mean core use that the declaration predicts. A table predicts that the smallest amount is used."""
+    if isinstance(elastic.elasticity, AmdahlScaling):
+        return 1.0 / elastic.elasticity.duration(amount)
     base = elastic.amounts[0]
     return base / 1000 / elastic.elasticity.relative_duration(amount, base=base)
 

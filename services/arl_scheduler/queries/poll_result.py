@@ -255,7 +255,7 @@ def to_elastic_resource(entry: Mapping[str, Any]) -> ElasticResource:
 def _parse_elasticity(entry: Mapping[str, Any]) -> Elasticity:
     match entry["model"]:
         case "amdahl":
-            return AmdahlScaling(entry["parallel_fraction"])
+            return AmdahlScaling(entry["parallel_fraction"])  # of cores
         case "table":
             return DurationTable.from_mapping({int(amount): seconds for amount, seconds in entry["seconds"].items()})
         case _:

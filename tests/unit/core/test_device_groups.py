@@ -33,7 +33,7 @@ POLICIES: tuple[SchedulingPolicy, ...] = (FirstComeFirstServed(), ReferencePolic
 def a_score(
     number: int, service: ExclusiveService = SMALL, degrees: tuple[int, ...] = (1, 2, 4), submitted: float = 999.0
 ) -> QueuedAction:
-    elastic = ElasticResource("gpu", degrees, AmdahlScaling(0.9))
+    elastic = ElasticResource("gpu", degrees, AmdahlScaling(0.9, unit=1))
     key = {"small": 1, "large": 2}[service.name]
     cls = ActionClass(
         key=key,

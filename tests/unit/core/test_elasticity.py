@@ -16,6 +16,15 @@ def test_amdahl_duration_follows_the_formula() -> None:
     assert AmdahlScaling(0.9).relative_duration(4000, base=1000) == pytest.approx(0.1 + 0.9 / 4)
 
 
+def test_amdahl_fraction_is_relative_to_one_core_and_not_to_the_minimum() -> None:
+    assert 1 / AmdahlScaling(0.9).relative_duration(64_000, base=8000) == pytest.approx(1.86, abs=0.01)
+
+
+def test_amdahl_duration_below_one_unit_grows_in_inverse_proportion() -> None:
+    assert AmdahlScaling(0.9).relative_duration(250, base=1000) == 4.0
+    assert AmdahlScaling(0.9, unit=1).relative_duration(4, base=1) == pytest.approx(0.1 + 0.9 / 4)
+
+
 def test_amdahl_rejects_invalid_parallel_fraction() -> None:
     with pytest.raises(ValueError, match="from 0 to 1"):
         AmdahlScaling(1.5)
