@@ -8,6 +8,7 @@ from enum import StrEnum
 from arl_core.domain.elasticity import AmdahlScaling
 from arl_core.domain.model import (
     ActionClass,
+    CpuSharing,
     ElasticResource,
     ExclusiveService,
     NodeResources,
@@ -35,6 +36,8 @@ SERVICE_SLOTS = 64
 FREE_BATCH_SIZE = 4.0
 """Batch size up to which a batch takes no longer than one action; an assumption."""
 ENVIRONMENT_MIB = 2048
+SHARED_SLOT_MILLI, SHARED_GUARANTEE_MILLI = 500, 100
+"""Milli-cores that count for an action that shares cores, and that it is guaranteed; as in admission."""
 NODE_MIB = 1 << 20
 """Memory of a node in MiB if none is given; large enough never to limit a simulation."""
 
@@ -44,6 +47,7 @@ class DemandMode(StrEnum):
 
     ELASTIC = "elastic"  # from its minimum to its maximum
     FIXED = "fixed"  # the amount that its author would request
+    SHARED = "shared"  # no amount; the kernel divides the cores of the node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,15 @@ class SimActionClasses:
 
     def _make_class(self, work: ActionWork, key: int) -> ActionClass:
         match work.resource_kind:
+            case ResourceKind.CPU if self._demand_mode is DemandMode.SHARED:
+                memory = {"memory_mib": work.memory_mib or ENVIRONMENT_MIB}
+                return ActionClass(
+                    key=key,
+                    kind="exec",
+                    shape=ResourceShape.DIVISIBLE,
+                    demand=ResourceDemand({"cpu_milli": SHARED_SLOT_MILLI, **memory}),
+                    sharing=CpuSharing(guarantee_milli=SHARED_GUARANTEE_MILLI),
+                )
             case ResourceKind.CPU:
                 demand = self._demand(work, "cpu_milli", CORE_MILLI, {"memory_mib": work.memory_mib or ENVIRONMENT_MIB})
                 return ActionClass(key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand)

@@ -5,6 +5,7 @@ from typing import Protocol
 from arl_core.domain.model import ActionClass
 from arl_core.durations.curves import DeclaredDurations, DurationModel
 from arl_core.durations.estimates import DurationEstimates
+from arl_core.durations.shared_demand import CpuUsage
 from arl_sim.workload import ActionWork, ResourceKind
 
 __all__ = ["ClairvoyantDurations", "ClassMeans", "LearnedDurations", "SimDurationModel", "UniformDurations"]
@@ -74,6 +75,9 @@ class LearnedDurations:
     def seconds(self, cls: ActionClass, amount: int) -> float:
         return self._estimates.seconds(cls, amount)
 
+    def cpu_usage(self, cls: ActionClass) -> CpuUsage | None:
+        return self._estimates.cpu_usage(cls)
+
     def quantile(self, cls: ActionClass, q: float, amount: int) -> float:
         return self._estimates.quantile(cls, q, amount)
 
@@ -84,6 +88,8 @@ class LearnedDurations:
         elastic = cls.demand.elastic
         cpu_s = work.seconds if work.resource_kind is ResourceKind.CPU else 0.0
         had = amount if elastic is not None else cls.demand.minimum.get("cpu_milli", 0)
+        if cls.sharing is not None:
+            run_s = cpu_s  # the node counts the time of an action without the waiting for cores
         self._estimates.observe(cls, amount=had, run_s=run_s, cpu_s=cpu_s, is_steady=steady)
 
 

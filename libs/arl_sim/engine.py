@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
 
+from arl_core.control.cpu_weights import CpuShareState, CpuWeightRange, cpu_weights
 from arl_core.domain.model import ActionClass, Fence, Grant, QueuedAction, ResizeDecision, Resources
 from arl_core.policies.policy import SchedulingPolicy
 from arl_sim.cluster import CORE_MILLI, FREE_BATCH_SIZE, SimActionClasses, SimCluster, create_nodes
@@ -206,7 +207,8 @@ class WorkloadSimulation:
         restore_s = 0.0 if resident or service is None else service.restore_s(len(grant.devices))
         overhead_s = self.overheads.pod_start_s if self.policy.has_pods else self.overheads.start_s
         work = life.trajectory.actions[at].work
-        attempt = SimAttempt(work, self._units(work, grant.resources), now + overhead_s + restore_s)
+        units = self._units(work, grant.resources) if action.cls.sharing is None else float(work.choices[-1])
+        attempt = SimAttempt(work, units, now + overhead_s + restore_s)
         running = _SimRunningAction(
             fence=grant.fence,
             cls=action.cls,
@@ -327,15 +329,40 @@ class WorkloadSimulation:
     def _share_cores(self, node: int, active: Mapping[UUID, _SimRunningAction], cores: float, now: float) -> None:
         """Give each action its fair share if they want more cores than the node has, as in overcommitted pods."""
         wanted = {
-            action_id: self._units(running.attempt.work, self._state.allocated_resources(node, action_id) or {})
+            action_id: self._wanted_units(running, self._state.allocated_resources(node, action_id) or {})
             for action_id, running in active.items()
         }
+        weights = self._weights(active, cores, now)
         crowded = sum(wanted.values()) > cores
         if not crowded and node not in self._oversubscribed:
             return
         (self._oversubscribed.add if crowded else self._oversubscribed.discard)(node)
-        for action_id, units in max_min_shares(wanted, cores).items():
+        for action_id, units in max_min_shares(wanted, cores, weights).items():
             self._change_units(active[action_id], units, now)
+
+    def _weights(
+        self, active: Mapping[UUID, _SimRunningAction], cores: float, now: float
+    ) -> Mapping[UUID, float] | None:
+        """Return the kernel weights of actions that share cores; None if no action does."""
+        states = {
+            action_id: CpuShareState(
+                guarantee_milli=running.cls.sharing.guarantee_milli,
+                expected_cpu_s=self._state.expected_cpu_s(running.cls),
+                used_cpu_s=running.attempt.used_unit_s(now),
+            )
+            for action_id, running in active.items()
+            if running.cls.sharing is not None
+        }
+        if len(states) < len(active) or not states:
+            return None
+        found = cpu_weights(states, cores=cores, weights=CpuWeightRange(1, 10_000))
+        return {action_id: float(found[action_id]) for action_id in states}
+
+    def _wanted_units(self, running: _SimRunningAction, resources: Resources) -> float:
+        """Return the units that the action uses if it is alone on its node."""
+        if running.cls.sharing is not None:
+            return float(running.attempt.work.choices[-1])
+        return self._units(running.attempt.work, resources)
 
     def _change_units(self, running: _SimRunningAction, units: float, now: float, *, speed: float = 1.0) -> None:
         if (units, speed) != (running.attempt.units, running.attempt.speed):

@@ -55,11 +55,14 @@ class ComparedPolicy(StrEnum):
     SPAR = "spar"
     SPAR_M = "spar_m"  # also resizes running actions
     SPAR_M_SHARED = "spar_m_shared"  # also shares resident services, on as many devices as static provisioning
+    TANGRAM = "tangram"  # shares cores by weight, and resident services
 
 
 STATIC_POLICIES = frozenset(
     {ComparedPolicy.STATIC, ComparedPolicy.SHRUNK, ComparedPolicy.OVERCOMMITTED, ComparedPolicy.UNLIMITED}
 )
+SHARED_SERVICES_POLICIES = frozenset({ComparedPolicy.SPAR_M_SHARED, ComparedPolicy.TANGRAM, ComparedPolicy.UNLIMITED})
+"""Policies under which a service runs many actions in batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ def run_steps(
     known = durations()
     site = create_cluster(contender, hardware)
     asking = DemandMode.ELASTIC if contender not in {*STATIC_POLICIES, ComparedPolicy.FCFS} else DemandMode.FIXED
+    asking = DemandMode.SHARED if contender is ComparedPolicy.TANGRAM else asking
     classes = SimActionClasses(
         site, {service.name: service for service, _ in SERVICES}, asking, is_separate=known.has_separate_classes
     )
@@ -115,18 +119,18 @@ def create_compared_policy(contender: ComparedPolicy, hardware: PaperHardware) -
             return ReferencePolicy()
         case ComparedPolicy.SPAR:
             return SparPolicy()
-        case ComparedPolicy.SPAR_M | ComparedPolicy.SPAR_M_SHARED:
+        case ComparedPolicy.SPAR_M | ComparedPolicy.SPAR_M_SHARED | ComparedPolicy.TANGRAM:
             return SparPolicy(is_resizing=True)
 
 
 def create_cluster(contender: ComparedPolicy, hardware: PaperHardware) -> SimCluster:
     site = SimCluster.from_totals(cores=hardware.cores, gpus=hardware.gpus, api_calls=API_CALLS)
-    if contender not in {*STATIC_POLICIES, ComparedPolicy.SPAR_M_SHARED}:
+    if contender not in {*STATIC_POLICIES, *SHARED_SERVICES_POLICIES}:
         return site
     share = max(1, hardware.gpus // len(SERVICES))
     whole = 1 << (share.bit_length() - 1)
     dedicated = {service.name: max(degrees[0], whole) for service, degrees in SERVICES}
-    shared = frozenset(dedicated) if contender is ComparedPolicy.SPAR_M_SHARED else frozenset[str]()
+    shared = frozenset(dedicated) if contender in SHARED_SERVICES_POLICIES else frozenset[str]()
     return replace(site, gpu_nodes=(), dedicated=dedicated, shared=shared)
 
 

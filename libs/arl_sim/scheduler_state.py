@@ -23,6 +23,7 @@ from arl_core.domain.model import (
     TrajectoryPod,
 )
 from arl_core.durations.curves import CurveCache, DurationModel
+from arl_core.durations.shared_demand import CpuUsageModel
 from arl_core.policies.policy import SchedulingPolicy
 from arl_core.queue.fairness import QueueWeight, ShareAccounting, total_resources
 from arl_core.queue.queue_index import QueueIndex
@@ -47,7 +48,7 @@ class SimSchedulerState:
 
     def __init__(self, policy: SchedulingPolicy, nodes: Iterable[NodeResources], estimates: DurationModel) -> None:
         self._policy = policy
-        self._curves = CurveCache(estimates)
+        self._curves = CurveCache(estimates, estimates if isinstance(estimates, CpuUsageModel) else None)
         self._accounts = ShareAccounting()
         self._pools = {pool.node: pool for pool in nodes}
         self._ledger = ResourceLedger()
@@ -177,6 +178,10 @@ class SimSchedulerState:
             pool = self._pools[home.node]
             self._pools[home.node] = replace(pool, environments=pool.environments - 1)
             self._stale.add(home.node)
+
+    def expected_cpu_s(self, cls: ActionClass) -> float:
+        """Return the CPU-seconds that an action of the class is expected to use."""
+        return self._curves.curve_for(cls).expected_cpu_s
 
     def invalidate_estimates(self, cls: ActionClass) -> None:
         """Rebuild the estimates of a class."""

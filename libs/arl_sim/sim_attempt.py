@@ -33,6 +33,10 @@ class SimAttempt:
     def ends_at(self) -> float:
         return self.work_starts_at + self.remaining_work * self.work.duration_s(self.units) / self.speed
 
+    def used_unit_s(self, now: float) -> float:
+        """Return the unit-seconds of work until now."""
+        return self.unit_s + max(0.0, now - self.work_starts_at) * self.units
+
     @property
     def mean_units(self) -> float:
         """Return the mean units while it worked, until the last change."""
@@ -49,11 +53,19 @@ class SimAttempt:
         self.version += 1
 
 
-def max_min_shares(demands: Mapping[UUID, float], capacity: float) -> dict[UUID, float]:
-    """Return max-min fair shares of cores, like the kernel's between equal groups; none exceeds its demand."""
+def max_min_shares(
+    demands: Mapping[UUID, float], capacity: float, weights: Mapping[UUID, float] | None = None
+) -> dict[UUID, float]:
+    """Return max-min fair shares of cores, like the kernel's between groups; none exceeds its demand.
+
+    Without `weights`, all groups have the same weight.
+    """
     shares: dict[UUID, float] = {}
-    left = capacity
-    for number, (holder, most) in enumerate(sorted(demands.items(), key=lambda item: (item[1], item[0]))):
-        shares[holder] = min(most, left / (len(demands) - number))
+    weight = weights or dict.fromkeys(demands, 1.0)
+    left, total = capacity, sum(weight[holder] for holder in demands)
+    # The holder whose demand is the smallest part of its weight is satisfied first.
+    for holder, most in sorted(demands.items(), key=lambda item: (item[1] / weight[item[0]], item[0])):
+        shares[holder] = min(most, left * weight[holder] / total) if total > 0 else 0.0
         left -= shares[holder]
+        total -= weight[holder]
     return shares

@@ -160,9 +160,9 @@ def test_tracing_bench_compares_traced_and_untraced_noops() -> None:
 def test_paper_bench_sim_compares_static_provisioning_and_policies() -> None:
     document = bench("paper", "--mode", "sim", "--short", "--level", "1")
     figures = document["figures"]
-    contenders = ("static", "shrunk", "overcommitted", "unlimited", "fcfs", "reference", "spar", "spar_m")
-    assert all(figures[f"sim_r1_{each}_{name}_s"] > 0 for each in contenders for name in ("act", "step", "p99"))
-    assert figures["sim_r1_spar_m_act_s"] < figures["sim_r1_fcfs_act_s"] < figures["sim_r1_static_act_s"]
+    contenders = ("static", "shrunk", "overcommitted", "unlimited", "fcfs", "reference", "spar", "spar_m", "tangram")
+    assert all(figures[f"sim_r100_{each}_{name}_s"] > 0 for each in contenders for name in ("act", "step", "p99"))
+    assert figures["sim_r100_spar_m_act_s"] < figures["sim_r100_fcfs_act_s"] < figures["sim_r100_static_act_s"]
     assert figures["sim_saving_cores"] >= 0.75
     assert figures["sim_saving_gpus"] >= 0.5
     assert 0.8 < figures["sim_bound_ratio"] < 1.5

@@ -150,5 +150,5 @@ def _saving_figures(saving: HardwareSaving | None, suffix: str) -> dict[str, flo
 
 
 def level_name(level: float) -> str:
-    """Format a level as r1, r05, r025 or r0125."""
-    return "r" + f"{level:g}".replace(".", "")
+    """Format a level as r100, r050, r025 or r0125: its digits after r, at least three."""
+    return "r" + f"{level:.3f}".replace(".", "").removesuffix("0")

@@ -6,6 +6,7 @@ that it is guaranteed; the rest of the node is divided by estimated remaining wo
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 __all__ = ["CRITICAL_FACTOR", "CpuShareState", "CpuWeightRange", "cpu_weights", "remaining_cpu_s"]
 
@@ -18,6 +19,8 @@ OVERRUN_FRACTION = 0.5
 """Fraction of the used CPU time that an action past its estimate is expected to need again (Tsafrir et al. 2007)."""
 MAX_RATIO = 700.0
 """Largest ratio of two weights. The kernel does not follow larger ones (measured with `cpu.shares`)."""
+
+HolderT = TypeVar("HolderT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +44,8 @@ class CpuWeightRange:
 
 
 def cpu_weights(
-    running: Mapping[Hashable, CpuShareState], *, cores: float, weights: CpuWeightRange
-) -> dict[Hashable, int]:
+    running: Mapping[HolderT, CpuShareState], *, cores: float, weights: CpuWeightRange
+) -> dict[HolderT, int]:
     """Return the kernel weight of each running action.
 
     Args:

@@ -1,7 +1,7 @@
 """The demand of actions that share cores, from the processor time that runs of their class used."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from arl_core.domain.model import ActionClass, Resources
 
@@ -28,6 +28,7 @@ class CpuUsage:
     """Mean fraction of a core that runs use while they do not wait for one."""
 
 
+@runtime_checkable
 class CpuUsageModel(Protocol):
     """A model of the use of processors by class."""
 

@@ -292,3 +292,22 @@ class TestPolicies:
             for known in (LearnedDurations, UniformDurations)
         )
         assert unknown <= 1.15 * learnt
+
+
+class TestSharedCores:
+    def test_weighted_shares_follow_weights_up_to_each_demand(self) -> None:
+        shares = max_min_shares({numbered(1): 4.0, numbered(2): 4.0}, 4.0, {numbered(1): 3.0, numbered(2): 1.0})
+        assert shares == {numbered(1): pytest.approx(3.0), numbered(2): pytest.approx(1.0)}
+        shares = max_min_shares({numbered(1): 1.0, numbered(2): 4.0}, 4.0, {numbered(1): 3.0, numbered(2): 1.0})
+        assert shares == {numbered(1): pytest.approx(1.0), numbered(2): pytest.approx(3.0)}
+
+    def test_action_on_shared_cores_uses_all_idle_ones(self) -> None:
+        (record,) = simulated(
+            [a_rollout((0.0, a_suite(10.0)))], SparPolicy(is_resizing=True), asking=DemandMode.SHARED
+        ).records
+        assert record.act_s == pytest.approx(START_S + 10.0 * (0.1 + 0.9 / 8))
+
+    def test_two_actions_per_core_run_at_once(self) -> None:
+        many = [a_rollout((0.0, a_shell(1.0))) for _ in range(8)]
+        result = simulated(many, SparPolicy(is_resizing=True), cores=2, asking=DemandMode.SHARED)
+        assert sorted(record.started for record in result.records)[:5] == [0.0] * 4 + [pytest.approx(2.0, abs=0.1)]
