@@ -172,7 +172,7 @@ def test_paper_bench_sim_compares_static_provisioning_and_policies() -> None:
 def test_paper_bench_control_compares_the_control_plane_with_the_simulator() -> None:
     document = bench("paper", "--mode", "control", "--short")
     figures = document["figures"]
-    assert all(figures[f"control_r1_{each}_{name}_s"] > 0 for each in ("fcfs", "spar_m") for name in ("act", "step"))
+    assert all(figures[f"control_r100_{each}_{name}_s"] > 0 for each in ("fcfs", "spar_m") for name in ("act", "step"))
     assert 0.7 < figures["control_over_sim"] < 1.5
     assert document["load"]["compression"] <= 10
     assert all(run["actions"] == 16 for run in document["samples"]["runs"])
