@@ -56,7 +56,7 @@ FIRST_BEAT = text("""
     insert into node_beats (node_id, epoch, last_beat)
     values (:node_id, :epoch, now())
         on conflict (node_id) do update
-       set epoch = excluded.epoch, last_beat = now()
+       set epoch = excluded.epoch, last_beat = now(), reclaimable_milli = 0
 """)
 
 GRANTED_TO_NODE = """with ours as (
@@ -83,7 +83,7 @@ ACTIVE_ON_NODE = """select coalesce(json_agg(g), '[]')::text
 _SPEC_COLUMNS = "s.timeout_s, s.payload::text as payload"
 
 _REPORTED_EDGE = """ours as (
-        select a.id, r.outcome, r.reason, r.run_us,
+        select a.id, r.outcome, r.reason, r.run_us, {counted_us} as counted_us,
                r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null
                and {may_run_again} as retry
           from actions as a
@@ -100,6 +100,7 @@ _REPORTED_EDGE = """ours as (
                failures = a.failures + (ours.outcome = 'infra_error')::int,
                admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
                run_us = case when ours.retry then null else ours.run_us end,
+               counted_us = case when ours.retry then null else ours.counted_us end,
                settled_at = case when ours.retry then null else now() end
           from ours
          where a.id = ours.id
@@ -151,12 +152,13 @@ def load_statement(extra_columns: str) -> TextClause:
 """)  # noqa: S608 - constants of modules
 
 
-def reported_edge(is_retryable: str = "true") -> str:
+def reported_edge(is_retryable: str = "true", *, counted_us: str = "null::bigint") -> str:
     """Return the parts `ours` and `edge` of a statement that settles its part `report` or re-queues retryable attempts.
 
     `report` has id, grant_no, outcome, reason and run_us. `is_retryable` is a condition on actions `a` and report `r`.
+    `counted_us` is an expression of the time that counts for the action's timeout; null if it is the run time.
     """
-    return _REPORTED_EDGE.format(may_run_again=is_retryable)
+    return _REPORTED_EDGE.format(may_run_again=is_retryable, counted_us=counted_us)
 
 
 class NodeNameTaken(RuntimeError):

@@ -46,6 +46,10 @@ class AttemptReport(Protocol):
         """Return the run time in microseconds."""
 
     @property
+    def counted_us(self) -> int | None:
+        """Return the run time without waiting for shared cores, in microseconds; None if it is the run time."""
+
+    @property
     def cpu_us(self) -> int:
         """Return the processor time in microseconds."""
 

@@ -16,7 +16,8 @@ __all__ = [
 ]
 
 _STATELESS_MANAGER_GRANTS = (
-    "select, update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
+    "select, update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us,"
+    " counted_us) on actions",
     "select on action_specs",
     "insert on action_results",
     "select, insert (name, kind, url, epoch, driver, capacity, topology, enforced, templates, ends_at), update (url,"

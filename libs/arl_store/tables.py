@@ -33,6 +33,7 @@ actions = Table(
     Column("started_at", DateTime(timezone=True)),
     Column("settled_at", DateTime(timezone=True)),
     Column("run_us", BigInteger),
+    Column("counted_us", BigInteger),
 )
 
 action_specs = Table(

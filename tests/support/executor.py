@@ -61,6 +61,7 @@ class FakeExecutor:
         self.started: list[Fence] = []
         self.killed: list[Fence] = []
         self.destroyed: list[UUID] = []
+        self.shared_cores: list[tuple[int, ...]] = []
         self.acknowledged: list[Fence] = []
         self.file_operation: FileOperation | None = None
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
@@ -108,6 +109,7 @@ class FakeExecutor:
                 cores=spec.cores,
                 cpu_milli=spec.cpu_milli,
                 amounts_seq=spec.resize_seq,
+                sharing=spec.sharing,
             )
             for fence, spec in self.running.items()
         )
@@ -130,6 +132,9 @@ class FakeExecutor:
                 self.running[each.fence], cpu_milli=each.cpu_milli, cores=each.cores, resize_seq=each.amounts_seq
             )
         return frozenset(resize.fence for resize in found)
+
+    async def set_shared_cores(self, cores: Sequence[int]) -> None:
+        self.shared_cores.append(tuple(cores))
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         if self.file_operation is None:

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from arl_core.domain.model import Fence
+from arl_core.domain.model import CpuSharing, Fence
 from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedStream,
@@ -25,6 +25,7 @@ from arl_cpu.contract.executor import (
     ExecutionReport,
     Executor,
     ExecutorState,
+    UnusedCoresEvent,
 )
 from arl_cpu.contract.launcher_client import LauncherClient
 from arl_cpu.launcher.isolation.drivers import DRIVERS
@@ -103,6 +104,12 @@ def _an_attempt(**changes: Any) -> ExecSpec:
     return ExecSpec(**{**defaults, **changes})
 
 
+def shared(guarantee_milli: int = 100, limit_milli: int | None = None, **changes: Any) -> dict[str, Any]:
+    """Return the fields of an attempt that shares cores without a declared minimum."""
+    sharing = CpuSharing(guarantee_milli=guarantee_milli, limit_milli=limit_milli)
+    return {"sharing": sharing, "cpu_milli": 500, **changes}
+
+
 def a_report(**changes: Any) -> ExecutionReport:
     defaults: dict[str, Any] = {
         "fence": Fence(uuid4(), 2),
@@ -126,6 +133,8 @@ class Bench:
     def __init__(self, executor: Executor, state: ExecutorState, launcher: "Launcher | None" = None) -> None:
         self.executor, self.state, self.launcher = executor, state, launcher
         self.lost: asyncio.Queue[EnvironmentLostEvent] = asyncio.Queue()
+        self.unused_milli: list[int] = []
+        """All reports of unused cores, the last one last."""
         self._waiting: dict[Fence, asyncio.Future[ExecutionReport]] = {}
         self._listening = asyncio.create_task(self._listen())
 
@@ -164,6 +173,8 @@ class Bench:
             if isinstance(event, ExecutionReport):
                 self.report_of(event.fence).set_result(event)
                 await self.executor.acknowledge([event.fence])
+            elif isinstance(event, UnusedCoresEvent):
+                self.unused_milli.append(event.cpu_milli)
             else:
                 self.lost.put_nowait(event)
 

@@ -30,6 +30,8 @@ class CountedTime:
         self._cores = max(1.0, guarantee_milli / 1000)
         self.counted_s = 0.0
         """Counted seconds at the last sample. They never exceed the real time if at most one core is guaranteed."""
+        self.idle_s = 0.0
+        """Counted seconds in which no task wanted a core."""
 
     def add(self, sample: CpuSample) -> float:
         """Count the time since the last sample and return the counted seconds.
@@ -40,6 +42,7 @@ class CountedTime:
         elapsed_s = max(0.0, sample.at_s - self._last.at_s)
         used_s = min(max(0.0, sample.cpu_s - self._last.cpu_s), elapsed_s * self._cores)
         idle_s = 0.0 if sample.is_runnable else max(0.0, elapsed_s - used_s)
+        self.idle_s += idle_s
         self.counted_s += used_s + idle_s
         self._last = sample
         return self.counted_s

@@ -41,12 +41,20 @@ class CpuWeightRange:
 
     least: int
     most: int
+    per_core: int
+    """Weight of an action whose target share is one core, and of an action with one exclusive core.
+
+    The kernel divides the weight of the parent among the cores in proportion to the weights on each core. So the
+    weights on a shared core add up to the weight on an exclusive one.
+    """
+
+    def of_cores(self, cores: float) -> int:
+        """Return the weight of an action with this number of cores."""
+        return min(self.most, max(self.least, round(self.per_core * cores)))
 
 
-def cpu_weights(
-    running: Mapping[HolderT, CpuShareState], *, cores: float, weights: CpuWeightRange
-) -> dict[HolderT, int]:
-    """Return the kernel weight of each running action.
+def cpu_weights(running: Mapping[HolderT, CpuShareState], *, cores: float, weights: CpuWeightRange) -> dict[HolderT, int]:
+    """Return the kernel weight of each running action: its target share in cores, times the weight of a core.
 
     Args:
         running: All actions that share the cores.
@@ -60,12 +68,8 @@ def cpu_weights(
     pull = {name: _pull(each) for name, each in running.items()}
     total = sum(pull.values())
     share = {name: guaranteed[name] + surplus * pull[name] / total for name in running}
-    largest = max(share.values())
-    if largest <= 0.0:
-        return dict.fromkeys(running, weights.most)
-    # The kernel compares weights only with one another, so the largest share gets the largest weight.
-    floor = max(weights.least, round(weights.most / MAX_RATIO))
-    return {name: max(floor, round(weights.most * value / largest)) for name, value in share.items()}
+    floor = max(share.values()) / MAX_RATIO
+    return {name: weights.of_cores(max(floor, value)) for name, value in share.items()}
 
 
 def remaining_cpu_s(state: CpuShareState) -> float:

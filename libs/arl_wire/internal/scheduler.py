@@ -71,6 +71,7 @@ class RunReport(FencePayload):
     """The run time and processor time of an attempt that ran to its own end, for estimates."""
 
     run_us: int
+    """Without the time in which the attempt waited for shared cores."""
     cpu_us: int
 
 

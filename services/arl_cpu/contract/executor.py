@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from arl_core.domain.model import Fence
+from arl_core.domain.model import CpuSharing, Fence
 
 __all__ = [
     "CAPABILITY_NAMES",
@@ -29,6 +29,9 @@ __all__ = [
     "FileOperationError",
     "NodeCapability",
     "RunningAttempt",
+    "TimeoutReason",
+    "UnusedCoresEvent",
+    "first_limit",
 ]
 
 CAPABILITY_NAMES = (
@@ -39,6 +42,7 @@ CAPABILITY_NAMES = (
     "kill_tree",
     "cpu_quota",
     "cpuset",
+    "cpu_weight",
     "memory",
     "pids",
     "freeze",
@@ -46,6 +50,8 @@ CAPABILITY_NAMES = (
     "oom_events",
 )
 """Isolation features that a node reports, each as `enforced`, `best_effort` or `absent`."""
+
+TimeoutReason = Literal["timeout_s", "wall_timeout_s"]
 
 MAX_CHUNK_BYTES = 64 << 10
 """Largest part of one stream in one response, in bytes."""
@@ -86,9 +92,19 @@ class ExecSpec:
     files: Mapping[str, bytes]
     fetch: tuple[str, ...]
     timeout_s: float
+    """Limit of the counted time: run time, or the time of `arl_core.control.counted_time` with shared cores."""
     cpu_milli: int
+    """Milli-cores of the allocation. They limit the use of cores unless the attempt shares cores."""
     cores: tuple[int, ...]
-    """Cores the attempt may use: exclusive cores for whole-core amounts, shared cores for a fraction."""
+    """Cores the attempt may use. If it shares cores, the executor replaces them as `set_shared_cores` says."""
+    wall_timeout_s: float | None = None
+    """Limit of the real time in seconds."""
+    sharing: CpuSharing | None = None
+    """Sharing of cores; None for exclusive cores and fractions with a quota."""
+    expected_cpu_s: float = 1.0
+    """CPU-seconds that the attempt is expected to use; only for shared cores."""
+    is_critical: bool = False
+    """True if the trajectory is expected to end its step last; only for shared cores."""
     max_cpu_milli: int = 0
     """Largest `cpu_milli` that a resize may grant. Thread pools are sized for it at the start."""
     resize_seq: int = 0
@@ -99,6 +115,14 @@ class ExecSpec:
     command: str | None = None
     output_keep_bytes: int = 1 << 20
     output_kill_bytes: int = 64 << 20
+
+
+def first_limit(spec: ExecSpec) -> tuple[float, TimeoutReason]:
+    """Return the shorter time limit and its name. Both are real time if the attempt does not share cores."""
+    wall_s = spec.wall_timeout_s
+    return (
+        (wall_s, "wall_timeout_s") if wall_s is not None and wall_s < spec.timeout_s else (spec.timeout_s, "timeout_s")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +194,10 @@ class FeedResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionReport:
-    """The outcome of one attempt. `reason` names the limit of a `limit_exceeded` and the cause of an `infra_error`."""
+    """The outcome of one attempt.
+
+    `reason` names the limit of a `limit_exceeded` or `user_timeout`, and the cause of an `infra_error`.
+    """
 
     fence: Fence
     outcome: Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
@@ -184,6 +211,8 @@ class ExecutionReport:
     missing_files: tuple[str, ...] = ()
     run_us: int = 0
     """Monotonic time from the start of execution to its confirmed end, after the sweep or the freeze."""
+    counted_us: int | None = None
+    """Time that counts for `timeout_s`. Without shared cores it equals `run_us`. None if nothing ran."""
     cpu_us: int = 0
     peak_memory_kib: int = 0
     leftover_processes: int = 0
@@ -206,7 +235,14 @@ class EnvironmentLostEvent:
     lost_reason: str
 
 
-ExecutorEvent = ExecutionReport | EnvironmentLostEvent
+@dataclass(frozen=True, slots=True)
+class UnusedCoresEvent:
+    """A change of the milli-cores that are allocated to attempts with shared cores and that they do not use."""
+
+    cpu_milli: int
+
+
+ExecutorEvent = ExecutionReport | EnvironmentLostEvent | UnusedCoresEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +265,7 @@ class RunningAttempt:
     cores: tuple[int, ...]
     cpu_milli: int
     amounts_seq: int = 0
+    sharing: CpuSharing | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +320,12 @@ class Executor(Protocol):
 
         The returned fences have the cores of their highest `amounts_seq`. A fence that is missing has ended, is being
         ended, or could not be changed and has its former cores.
+        """
+
+    async def set_shared_cores(self, cores: Sequence[int]) -> None:
+        """Set the cores of all attempts with shared cores, running ones and those that start later.
+
+        A later `start` or `resize` that gives a core to another attempt takes effect after this call.
         """
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:

@@ -22,6 +22,7 @@ from arl_cpu.contract.executor import (
     FeedResult,
     FileOperation,
     FileOperationError,
+    UnusedCoresEvent,
 )
 from arl_cpu.contract.launcher_protocol import (
     FrameReader,
@@ -73,6 +74,10 @@ class LauncherClient:
             {"op": "resize", "resizes": [encode_resize(resize) for resize in resizes]}
         )
         return frozenset(decode_fence(fence) for fence in answer["done"])
+
+    async def set_shared_cores(self, cores: Sequence[int]) -> None:
+        """Send the cores. The launcher handles messages in their order."""
+        await self._require_connection().send({"op": "share", "cores": list(cores)})
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         """Start the operation on a new connection. The launcher passes that connection to the worker process."""
@@ -277,6 +282,8 @@ class _LauncherConnection:
                 self.events.put_nowait(decode_report(report))
             case {"lost": identifier, "reason": reason}:
                 self.events.put_nowait(EnvironmentLostEvent(id=UUID(identifier), lost_reason=reason))
+            case {"unused_cpu_milli": cpu_milli}:
+                self.events.put_nowait(UnusedCoresEvent(cpu_milli))
             case {"id": number}:
                 answer = self._responses.get(number)
                 if answer is not None and not answer.done():

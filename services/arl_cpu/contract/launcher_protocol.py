@@ -4,10 +4,11 @@ import base64
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
-from arl_core.domain.model import Fence
+from arl_core.domain.model import CpuSharing, Fence
 from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedChunk,
@@ -110,6 +111,10 @@ def encode_spec(spec: ExecSpec) -> JsonObject:
         "files": {path: _encode_bytes(content) for path, content in spec.files.items()},
         "fetch": spec.fetch,
         "timeout_s": spec.timeout_s,
+        "wall_timeout_s": spec.wall_timeout_s,
+        "sharing": _encode_sharing(spec.sharing),
+        "expected_cpu_s": spec.expected_cpu_s,
+        "is_critical": spec.is_critical,
         "cpu_milli": spec.cpu_milli,
         "cores": spec.cores,
         "widest_cpu_milli": spec.max_cpu_milli,
@@ -135,6 +140,10 @@ def decode_spec(data: JsonObject) -> ExecSpec:
         files={path: _decode_bytes(content) for path, content in data["files"].items()},
         fetch=tuple(data["fetch"]),
         timeout_s=data["timeout_s"],
+        wall_timeout_s=data["wall_timeout_s"],
+        sharing=_decode_sharing(data["sharing"]),
+        expected_cpu_s=data["expected_cpu_s"],
+        is_critical=data["is_critical"],
         cpu_milli=data["cpu_milli"],
         cores=tuple(data["cores"]),
         max_cpu_milli=data["widest_cpu_milli"],
@@ -203,6 +212,7 @@ _PLAIN_REPORT_FIELDS = (
     "exit_code",
     "signal",
     "run_us",
+    "counted_us",
     "cpu_us",
     "peak_memory_kib",
     "leftover_processes",
@@ -224,7 +234,8 @@ def encode_report(report: ExecutionReport) -> JsonObject:
 
 def decode_report(data: JsonObject) -> ExecutionReport:
     return ExecutionReport(
-        **{name: data[name] for name in _PLAIN_REPORT_FIELDS},
+        # A report that an earlier version spooled may lack later fields.
+        **{name: data[name] for name in _PLAIN_REPORT_FIELDS if name in data},
         fence=decode_fence(data["fence"]),
         stdout=CapturedStream(_decode_bytes(data["stdout"][0]), data["stdout"][1]),
         stderr=CapturedStream(_decode_bytes(data["stderr"][0]), data["stderr"][1]),
@@ -267,12 +278,22 @@ def _encode_running(running: RunningAttempt) -> JsonObject:
         "cores": running.cores,
         "cpu_milli": running.cpu_milli,
         "amounts_seq": running.amounts_seq,
+        "sharing": _encode_sharing(running.sharing),
     }
 
 
 def _decode_running(data: JsonObject) -> RunningAttempt:
     known = {"fence": decode_fence(data["fence"]), "environment": UUID(data["environment"])}
-    return RunningAttempt(**{**data, **known, "cores": tuple(data["cores"])})
+    sharing = _decode_sharing(data["sharing"])
+    return RunningAttempt(**{**data, **known, "cores": tuple(data["cores"]), "sharing": sharing})
+
+
+def _encode_sharing(sharing: CpuSharing | None) -> JsonObject | None:
+    return asdict(sharing) if sharing is not None else None
+
+
+def _decode_sharing(data: JsonObject | None) -> CpuSharing | None:
+    return CpuSharing(**data) if data is not None else None
 
 
 def _encode_capability(capability: NodeCapability) -> JsonObject:

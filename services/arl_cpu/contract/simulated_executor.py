@@ -23,6 +23,7 @@ from arl_cpu.contract.executor import (
     FileOperationError,
     NodeCapability,
     RunningAttempt,
+    first_limit,
 )
 
 __all__ = ["SimulatedExecutor"]
@@ -80,6 +81,10 @@ class SimulatedExecutor:
                 attempt.allocation = resize
                 self._schedule_end(resize.fence, attempt)
         return frozenset(resize.fence for resize in found)
+
+    async def set_shared_cores(self, cores: Sequence[int]) -> None:
+        """Do nothing: a simulated attempt uses no cores."""
+        del cores
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         del fence, environment, request
@@ -153,16 +158,17 @@ class SimulatedExecutor:
         """Schedule the end of the attempt under its current allocation."""
         if attempt.timer is not None:
             attempt.timer.cancel()
-        left_s = attempt.remaining * attempt.program.duration_s(attempt.allocation.cpu_milli)
-        timeout_s = attempt.started_at + attempt.spec.timeout_s - attempt.updated_at
+        left_s = attempt.remaining * attempt.program.duration_s(attempt.usable_milli)
+        limit_s, reason = first_limit(attempt.spec)
+        timeout_s = attempt.started_at + limit_s - attempt.updated_at
         attempt.timer = asyncio.get_running_loop().call_later(
-            max(0.0, min(left_s, timeout_s)), self._finish, fence, left_s > timeout_s
+            max(0.0, min(left_s, timeout_s)), self._finish, fence, reason if left_s > timeout_s else None
         )
 
-    def _finish(self, fence: Fence, is_timeout: bool) -> None:
+    def _finish(self, fence: Fence, timeout: str | None) -> None:
         missing = self._running[fence].spec.fetch
-        if is_timeout:
-            self._end(ExecutionReport(fence=fence, outcome="user_timeout", missing_files=missing))
+        if timeout is not None:
+            self._end(ExecutionReport(fence=fence, outcome="user_timeout", reason=timeout, missing_files=missing))
         else:
             self._end(ExecutionReport(fence=fence, outcome="ok", exit_code=0, missing_files=missing))
 
@@ -174,7 +180,7 @@ class SimulatedExecutor:
             attempt.advance(time.monotonic())
             attempt.ended.set()
             self._busy.discard(attempt.environment)
-            report = replace(report, run_us=attempt.run_us, cpu_us=attempt.cpu_us)
+            report = replace(report, run_us=attempt.run_us, counted_us=attempt.run_us, cpu_us=attempt.cpu_us)
         report = replace(report, enforcement=_ENFORCEMENT)
         self._reports[report.fence] = report
         self._events.put_nowait(report)
@@ -234,9 +240,16 @@ class _SimulatedAttempt:
     def stdin_open(self) -> bool:
         return self.spec.stdin_open
 
+    @property
+    def usable_milli(self) -> int:
+        """Milli-cores for the run time. An attempt with shared cores is simulated as if no other one wanted them."""
+        if self.spec.sharing is None:
+            return self.allocation.cpu_milli
+        return self.spec.sharing.limit_milli or max(1000, self.allocation.cpu_milli)
+
     def advance(self, now: float) -> None:
         """Reduce `remaining` by the work done until `now` under the current allocation."""
-        duration_s = self.program.duration_s(self.allocation.cpu_milli)
+        duration_s = self.program.duration_s(self.usable_milli)
         done = (now - self.updated_at) / duration_s if duration_s > 0.0 else 1.0
         self.remaining, self.updated_at = max(0.0, self.remaining - done), now
 
@@ -257,4 +270,5 @@ class _SimulatedAttempt:
             self.allocation.cores,
             self.allocation.cpu_milli,
             amounts_seq=self.allocation.amounts_seq,
+            sharing=self.spec.sharing,
         )

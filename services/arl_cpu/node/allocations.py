@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from arl_core.capacity.ledger import ResourceLedger, fits
-from arl_core.domain.model import Fence, Resources, action_resources, environment_resources
+from arl_core.domain.model import CpuSharing, Fence, Resources, action_resources, environment_resources
 from arl_cpu.node.core_map import CoreMap
 from arl_cpu.node.core_time import CoreTimeMeter
 
@@ -24,6 +24,8 @@ class AttemptAllocation:
     """Persistent environment of the attempt. None for an ephemeral one, which the attempt's own resources include."""
     resize_seq: int = 0
     """Sequence number of the last confirmed resize."""
+    expected_cpu_s: float = 1.0
+    """CPU-seconds that its class uses on average, if the grant's notification said so."""
 
     @property
     def cpu_milli(self) -> int:
@@ -75,6 +77,9 @@ class NodeAllocations:
         self._environments: set[UUID] = set()
         self._creating: dict[UUID, Fence] = {}
         self._ending: set[UUID] = set()
+        self._sharing: dict[Fence, CpuSharing] = {}
+        self.unused_milli = 0
+        """Milli-cores that attempts with shared cores do not use, as the executor reported last."""
 
     @property
     def capacity(self) -> Resources:
@@ -85,6 +90,26 @@ class NodeAllocations:
     def available(self) -> Resources:
         """Return the free resources of the node."""
         return self._ledger.available(_NODE)
+
+    @property
+    def reclaimable_milli(self) -> int:
+        """Return the milli-cores that grants may have beyond the capacity.
+
+        Each attempt keeps its guarantee, so exclusive cores and guarantees together never exceed the capacity.
+        """
+        if not self._sharing:
+            return 0
+        most = sum(
+            max(0, self._attempts[fence].cpu_milli - sharing.guarantee_milli)
+            for fence, sharing in self._sharing.items()
+            if not sharing.is_declared
+        )
+        return min(self.unused_milli, most)
+
+    @property
+    def shared_cores(self) -> tuple[int, ...] | None:
+        """Return the cores that attempts share; None if no attempt does."""
+        return self._core_map.shared_cores if self._core_map.has_sharers else None
 
     @property
     def fences(self) -> frozenset[Fence]:
@@ -122,18 +147,34 @@ class NodeAllocations:
         needed = action_resources(attempt.resources) if living else dict(attempt.resources)
         if self._shares_cores:
             needed.pop("cpu_milli", None)
-        if not fits(needed, self._ledger.available(_NODE)):
+        available = self._ledger.available(_NODE)
+        if self._sharing:
+            available["cpu_milli"] = available.get("cpu_milli", 0) + self.reclaimable_milli
+        if not fits(needed, available):
             return False
         self._record(attempt)
         return True
 
-    def readopt(self, attempt: AttemptAllocation, cores: tuple[int, ...], *, granted_ago_s: float = 0.0) -> None:
+    def readopt(
+        self,
+        attempt: AttemptAllocation,
+        cores: tuple[int, ...],
+        *,
+        granted_ago_s: float = 0.0,
+        sharing: CpuSharing | None = None,
+    ) -> None:
         """Allocate the resources of an attempt that already runs, even if they exceed the capacity."""
         self._record(attempt, held_s=granted_ago_s)
-        self._core_map.adopt(attempt.fence, cores, attempt.cpu_milli)
+        if sharing is not None:
+            self.assign_cores(attempt, sharing)
+        else:
+            self._core_map.adopt(attempt.fence, cores, attempt.cpu_milli)
 
-    def assign_cores(self, attempt: AttemptAllocation) -> tuple[int, ...]:
-        """Assign cores to an allocated attempt and return them."""
+    def assign_cores(self, attempt: AttemptAllocation, sharing: CpuSharing | None = None) -> tuple[int, ...]:
+        """Assign cores to an allocated attempt and return them. With `sharing`, they follow the exclusive ones."""
+        if sharing is not None and attempt.fence in self._attempts:
+            self._sharing[attempt.fence] = sharing
+            return self._core_map.share(attempt.fence)
         return self._core_map.assign(attempt.fence, attempt.cpu_milli)
 
     def has_cores(self, fence: Fence) -> bool:
@@ -143,7 +184,7 @@ class NodeAllocations:
     def begin_resize(self, attempt: AttemptAllocation, cpu_milli: int) -> PendingResize | None:
         """Allocate the new amount in addition to the former one. Return None if the growth does not fit."""
         growth = cpu_milli - attempt.cpu_milli
-        if growth > max(0, self.available.get("cpu_milli", 0)) and not self._shares_cores:
+        if growth > max(0, self.available.get("cpu_milli", 0) + self.reclaimable_milli) and not self._shares_cores:
             return None
         before = self._core_map.cores_of(attempt.fence)
         cores = self._core_map.assign(attempt.fence, cpu_milli)
@@ -175,6 +216,7 @@ class NodeAllocations:
             return
         self._ledger.release(fence)
         self._core_map.release(fence)
+        self._sharing.pop(fence, None)
         self._core_time.remove(fence)
         environment = attempt.environment
         if environment is None:

@@ -1,7 +1,7 @@
 """Resizes of running actions. Resources become free only after the executor has confirmed the resize."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from arl_core.domain.model import Fence
@@ -15,8 +15,15 @@ __all__ = ["AttemptResizer"]
 class AttemptResizer:
     """A sequential processor of resize batches; shrinks precede growths. An interrupted batch frees nothing."""
 
-    def __init__(self, allocations: NodeAllocations, executor: Executor) -> None:
+    def __init__(
+        self,
+        allocations: NodeAllocations,
+        executor: Executor,
+        apply_shared_cores: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Create it. `apply_shared_cores` is called after each change of assigned cores."""
         self._allocations, self._executor = allocations, executor
+        self._apply_shared_cores = apply_shared_cores
         self._lock = asyncio.Lock()
 
     async def apply(self, requests: Sequence[ResizePayload]) -> list[ResizeResult]:
@@ -71,6 +78,8 @@ class AttemptResizer:
         return full
 
     async def _confirm(self, pending: Sequence[tuple[PendingResize, int]]) -> None:
+        if self._apply_shared_cores is not None:
+            await self._apply_shared_cores()
         confirmed = await self._executor.resize(
             [
                 AttemptResize(
@@ -84,6 +93,8 @@ class AttemptResizer:
                 self._allocations.finish_resize(change, resize_seq=amounts_seq)
             else:
                 self._allocations.undo_resize(change)
+        if self._apply_shared_cores is not None:
+            await self._apply_shared_cores()
 
     def _response(self, request: ResizePayload, *, is_full: bool) -> ResizeResult:
         attempt = self._running_allocation(_fence_of(request))

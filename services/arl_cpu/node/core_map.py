@@ -62,7 +62,8 @@ class CoreMap:
     """The map from attempts to cores. A whole-core amount gets exclusive cores; a fraction shares as many as it can
     use.
 
-    With `shared`, every amount shares all cores.
+    Attempts with shared cores have all cores that no attempt has exclusively. With `shared`, every amount shares all
+    cores.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class CoreMap:
         self._numa_nodes = numa_nodes or {}
         self._exclusive: dict[int, Fence] = {}
         self._shares: dict[Fence, _FractionalShare] = {}
+        self._sharers: set[Fence] = set()
         self._load = Counter(dict.fromkeys(self._cores, 0))
         """Load of the fractional amounts on each core, in millicores."""
 
@@ -102,8 +104,25 @@ class CoreMap:
         self._allocate(fence, chosen, cpu_milli)
         return chosen
 
+    def share(self, fence: Fence) -> tuple[int, ...]:
+        """Let the attempt share the cores that no attempt has exclusively, now and later. Return those of now."""
+        self._sharers.add(fence)
+        return self.shared_cores
+
+    @property
+    def has_sharers(self) -> bool:
+        """Return True if an attempt shares cores."""
+        return bool(self._sharers)
+
+    @property
+    def shared_cores(self) -> tuple[int, ...]:
+        """Return the cores that no attempt has exclusively; all cores if an overallocated node has none."""
+        return tuple(core for core in self._cores if core not in self._exclusive) or self._cores
+
     def cores_of(self, fence: Fence) -> tuple[int, ...]:
         """Return every core of the attempt, exclusive or shared."""
+        if fence in self._sharers:
+            return self.shared_cores
         own = {core for core, holder in self._exclusive.items() if holder == fence}
         return tuple(sorted(own.union(self._shares[fence].cores if fence in self._shares else ())))
 
@@ -119,6 +138,7 @@ class CoreMap:
     def release(self, fence: Fence) -> None:
         """Free all cores of the attempt."""
         self._exclusive = {core: holder for core, holder in self._exclusive.items() if holder != fence}
+        self._sharers.discard(fence)
         self._unshare(fence)
 
     def _allocate(self, fence: Fence, cores: tuple[int, ...], cpu_milli: int) -> None:

@@ -5,7 +5,7 @@ from base64 import b64decode
 from typing import Any
 from uuid import UUID
 
-from arl_core.domain.model import Fence
+from arl_core.domain.model import CpuSharing, Fence
 from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from arl_cpu.contract.verifier_packages import VARIABLE, find_packages
@@ -14,7 +14,7 @@ from arl_store.tx import Row
 from arl_wire.internal.node import GrantPayload
 from arl_wire.reward_services.kinds import VERIFIERS
 
-__all__ = ["allocation_from_grant", "exec_spec_from_row", "refusal_report"]
+__all__ = ["allocation_from_grant", "exec_spec_from_row", "refusal_report", "sharing_from_row"]
 
 
 def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | None:
@@ -54,7 +54,14 @@ def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | N
     return None
 
 
-def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, ...]) -> ExecSpec:
+def sharing_from_row(row: Row) -> CpuSharing | None:
+    """Return the sharing of cores of an action; None if it has exclusive cores or a quota."""
+    return CpuSharing(**json.loads(row.cpu_sharing)) if row.cpu_sharing else None
+
+
+def exec_spec_from_row(
+    row: Row, attempt: AttemptAllocation, cores: tuple[int, ...], sharing: CpuSharing | None = None
+) -> ExecSpec:
     """Return the specification of an attempt from its row."""
     environment = json.loads(row.environment)
     payload = json.loads(row.payload)
@@ -81,9 +88,12 @@ def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, .
         files={path: b64decode(content) for path, content in payload["files"].items()},
         fetch=tuple(payload["fetch"]),
         timeout_s=row.timeout_s,
+        wall_timeout_s=row.wall_timeout_s,
         cpu_milli=attempt.cpu_milli,
         cores=cores,
-        max_cpu_milli=row.widest_cpu_milli,
+        sharing=sharing,
+        expected_cpu_s=attempt.expected_cpu_s,
+        max_cpu_milli=max(row.widest_cpu_milli, (sharing.limit_milli or 0) if sharing is not None else 0),
         resize_seq=attempt.resize_seq,
     )
 
@@ -96,4 +106,6 @@ def _verifier_variables(payload: dict[str, Any]) -> dict[str, str]:
 
 def allocation_from_grant(grant: GrantPayload) -> AttemptAllocation:
     """Return the allocation that a grant describes."""
-    return AttemptAllocation(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)
+    known = {} if grant.expected_cpu_s is None else {"expected_cpu_s": grant.expected_cpu_s}
+    fence = Fence(grant.id, grant.grant_no)
+    return AttemptAllocation(fence, grant.amounts, grant.environment_id, grant.amounts_seq, **known)

@@ -21,14 +21,16 @@ from arl_cpu.contract.executor import (
     Executor,
     ExecutorState,
     RunningAttempt,
+    UnusedCoresEvent,
 )
 from arl_cpu.contract.launcher_protocol import decode_report, encode_report
 from arl_cpu.node import repository
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
 from arl_cpu.node.attempt_resizer import AttemptResizer
-from arl_cpu.node.exec_specs import allocation_from_grant, exec_spec_from_row, refusal_report
+from arl_cpu.node.exec_specs import allocation_from_grant, exec_spec_from_row, refusal_report, sharing_from_row
 from arl_cpu.node.inventory import TemplateInventory, node_capacity, node_row, read_numa_nodes, usable_cores
 from arl_cpu.node.metrics import CpuMetrics
+from arl_cpu.node.shared_cores import SharedCores
 from arl_cpu.node.snapshots import NodeSnapshots
 from arl_cpu.node.transfers import FileTransfers
 from arl_cpu.settings import CpuSettings
@@ -63,7 +65,10 @@ class CpuManager:
         self._numa_nodes = {} if settings.driver == "simulated" else read_numa_nodes(self._cores)
         capacity = node_capacity(settings, self._cores)
         self._allocations = NodeAllocations(capacity, self._cores, self._numa_nodes, shares_cores=settings.shares_cores)
-        self._resizer = AttemptResizer(self._allocations, executor)
+        self._shared_cores = SharedCores(
+            self._allocations, executor, record=self._record_reclaimable, notify=self._notify_of_room
+        )
+        self._resizer = AttemptResizer(self._allocations, executor, self._shared_cores.apply)
         self.transfers = FileTransfers(executor, self._settle_in_background)
         how: Mapping[str, Any] = {"node_name": settings.node_name, "max_mib": settings.snapshots_mib}
         self.snapshots = NodeSnapshots(settings.snapshots_dir, **how, store=store, executor=executor)
@@ -148,6 +153,8 @@ class CpuManager:
     def release(self, fence: Fence) -> None:
         """Release the allocation of an attempt. A second call is harmless."""
         self._allocations.release(fence)
+        if not self._shared_cores.is_current:
+            self._grants.run_in_background(self._shared_cores.apply())
 
     def readopt(self, row: ActiveActionRow) -> None:
         """Allocate the resources of a running row, even beyond the capacity."""
@@ -183,6 +190,7 @@ class CpuManager:
             if spec is not None:
                 specs.append(spec)
         if specs:
+            await self._shared_cores.apply()
             await self._executor.start(specs)
 
     def _prepare(self, row: Row, attempt: AttemptAllocation) -> ExecSpec | None:
@@ -195,7 +203,9 @@ class CpuManager:
         if row.kind == "environment.transfer":
             self.transfers.start(attempt.fence, row.environment_id)
             return None
-        spec = exec_spec_from_row(row, attempt, self._allocations.assign_cores(attempt))
+        # Policies that do not count cores give every action all of them.
+        sharing = sharing_from_row(row) if not self._settings.shares_cores else None
+        spec = exec_spec_from_row(row, attempt, self._allocations.assign_cores(attempt, sharing), sharing)
         self.snapshots.expect_restore(row)
         return spec
 
@@ -208,6 +218,8 @@ class CpuManager:
             async for event in self._executor.events():
                 if isinstance(event, ExecutionReport):
                     self._settle_in_background(event)
+                elif isinstance(event, UnusedCoresEvent):
+                    self._grants.run_in_background(self._shared_cores.set_unused(event.cpu_milli))
                 else:
                     self._grants.run_in_background(self._record_loss(event))
         except ConnectionError as error:
@@ -344,11 +356,13 @@ class CpuManager:
         strays = [each for each in state.running if each.fence not in rows]
         for each in strays:
             # It will be killed and occupies its cores until it has ended.
-            self._allocations.readopt(AttemptAllocation(each.fence, {"cpu_milli": each.cpu_milli}, None), each.cores)
+            stray = AttemptAllocation(each.fence, {"cpu_milli": each.cpu_milli}, None)
+            self._allocations.readopt(stray, each.cores, sharing=each.sharing)
         await self._grants.kill({each.fence for each in strays})
         in_use = self._allocations.environments | {each.environment for each in running.values()}
         await self._executor.destroy([home for home in state.environments if home not in in_use])
         reported = {report.fence for report in state.reports}
+        await self._shared_cores.apply()
         await self._grants.launch_missing(
             [f for f in self._allocations.fences if f not in running and f not in reported]
         )
@@ -360,5 +374,13 @@ class CpuManager:
         if running is not None:
             amounts = {**attempt.resources, "cpu_milli": running.cpu_milli}
             attempt = replace(attempt, resources=amounts, resize_seq=running.amounts_seq)
-        cores = running.cores if running is not None else ()
-        self._allocations.readopt(attempt, cores, granted_ago_s=max(0.0, row["granted_ago_s"]))
+        cores, sharing = (running.cores, running.sharing) if running is not None else ((), None)
+        granted_ago_s = max(0.0, row["granted_ago_s"])
+        self._allocations.readopt(attempt, cores, granted_ago_s=granted_ago_s, sharing=sharing)
+
+    async def _record_reclaimable(self, cpu_milli: int) -> None:
+        async with self._store.statement() as tx:
+            await repository.record_reclaimable(tx, cpu_milli, node_id=self.node_id, epoch=self.epoch)
+
+    def _notify_of_room(self) -> None:
+        self._grants.notify_freed([], requeued=[])

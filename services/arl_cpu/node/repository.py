@@ -27,6 +27,7 @@ __all__ = [
     "mark_other_epochs_lost",
     "poll",
     "publish_templates",
+    "record_reclaimable",
     "record_snapshot",
     "settle",
     "start",
@@ -82,6 +83,9 @@ RECORD_SNAPSHOT = text("""
       join environments as e on e.id = a.environment_id
      where a.id = :id and a.node_epoch = :epoch and a.state = 'running'
 """)
+RECORD_RECLAIMABLE = text("""
+    update node_beats set reclaimable_milli = :cpu_milli where node_id = :node_id and epoch = :epoch
+""")
 LIST_LIVE_ENVIRONMENTS = text("""
     select id, memory_mib, disk_mib
       from environments
@@ -91,7 +95,8 @@ LIST_LIVE_ENVIRONMENTS = text("""
        and lost_at is null
 """)
 
-_SPEC_COLUMNS = """s.environment::text as environment, s.timeout_s, s.payload::text as payload,
+_SPEC_COLUMNS = """s.environment::text as environment, s.timeout_s, s.wall_timeout_s,
+           s.cpu_sharing::text as cpu_sharing, s.payload::text as payload,
            case when s.elastic ->> 'resource' = 'cpu_milli' then (s.elastic ->> 'max')::int else 0
             end as widest_cpu_milli"""
 
@@ -140,6 +145,8 @@ LOAD = text(f"""
        and a.state = 'running'
 """)  # noqa: S608 - constants of this module
 
+_MAY_RUN_AGAIN = "(a.environment_id is null or (a.idempotent and not r.environment_lost))"
+
 # An infra_error goes back to the queue while retries are left. Inside a persistent environment this also requires that
 # the client declared the action idempotent and that the environment still exists. The reason then stays with the
 # attempt. The transition, the result and the environment's update are one statement and one commit.
@@ -147,16 +154,17 @@ SETTLE = text(f"""
     with report as materialized (
         select *
           from unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:outcomes as text[]),
-                      cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:environments_lost as boolean[]),
+                      cast(:reasons as text[]), cast(:run_us as bigint[]), cast(:counted_us as bigint[]),
+                      cast(:environments_lost as boolean[]),
                       cast(:exit_codes as int[]), cast(:signals as int[]), cast(:stdouts as bytea[]),
                       cast(:stderrs as bytea[]), cast(:stdout_bytes as bigint[]), cast(:stderr_bytes as bigint[]),
                       cast(:files as text[]), cast(:missing as text[]), cast(:cpu_us as bigint[]),
                       cast(:peaks_kib as bigint[]), cast(:leftover_processes as int[]), cast(:messages as text[]),
                       cast(:enforcements as text[]))
-               as r (id, grant_no, outcome, reason, run_us, environment_lost, exit_code, signal, stdout, stderr,
-                     stdout_bytes, stderr_bytes, files, missing, cpu_us, peak_memory_kib, leftover_processes, message,
-                     enforcement)
-    ), {reported_edge("(a.environment_id is null or (a.idempotent and not r.environment_lost))")}, result as (
+               as r (id, grant_no, outcome, reason, run_us, counted_us, environment_lost, exit_code, signal, stdout,
+                     stderr, stdout_bytes, stderr_bytes, files, missing, cpu_us, peak_memory_kib, leftover_processes,
+                     message, enforcement)
+    ), {reported_edge(_MAY_RUN_AGAIN, counted_us="r.counted_us")}, result as (
         insert into action_results (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files,
                                     missing_files, cpu_us, peak_memory_kib, leftover_processes, message, enforcement)
         select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::json,
@@ -246,6 +254,11 @@ async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> NodePollResult:
     )
 
 
+async def record_reclaimable(tx: WriteTx, cpu_milli: int, *, node_id: int, epoch: UUID) -> int:
+    """Record the allocated milli-cores that attempts with shared cores do not use."""
+    return await tx.execute(RECORD_RECLAIMABLE, {"cpu_milli": cpu_milli, "node_id": node_id, "epoch": epoch})
+
+
 async def list_live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row]:
     """Return the live environments of this epoch."""
     return await tx.fetch(LIST_LIVE_ENVIRONMENTS, {"node_id": node_id, "epoch": epoch})
@@ -269,6 +282,7 @@ async def settle(tx: WriteTx, reports: Sequence[ExecutionReport], *, epoch: UUID
             "outcomes": [report.outcome for report in reports],
             "reasons": [report.reason for report in reports],
             "run_us": [report.run_us for report in reports],
+            "counted_us": [report.counted_us for report in reports],
             "environments_lost": [report.environment_lost for report in reports],
             "epoch": epoch,
             **_result_columns(reports),

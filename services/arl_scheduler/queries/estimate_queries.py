@@ -32,7 +32,7 @@ DELETE_ESTIMATES = text("delete from class_estimates where seen_at < now() - mak
 
 # Naming the ids twice lets Postgres prune partitions before it opens them.
 READ_RUNS = text("""
-    select a.id, a.grant_no, a.run_us, r.cpu_us
+    select a.id, a.grant_no, coalesce(a.counted_us, a.run_us) as run_us, r.cpu_us
       from actions as a
       join action_results as r on r.id = a.id and r.id = any(cast(:ids as uuid[]))
      where a.id = any(cast(:ids as uuid[]))
@@ -44,7 +44,10 @@ READ_RUNS = text("""
 
 @dataclass(frozen=True, slots=True)
 class RunDuration:
-    """The run time and CPU time of an attempt that ran to its own end."""
+    """The counted time and the CPU time of an attempt that ran to its own end.
+
+    The counted time is the run time without waiting for cores that are shared.
+    """
 
     run_us: int
     cpu_us: int

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from arl_core.control.cpu_weights import CpuShareState, CpuWeightRange, cpu_weights, remaining_cpu_s
 
-V2 = CpuWeightRange(1, 10_000)
+V2 = CpuWeightRange(1, 10_000, per_core=1000)
 
 
 def a_share(
@@ -17,12 +17,11 @@ def a_share(
 
 def test_short_action_gets_more_than_a_long_one() -> None:
     found = cpu_weights({"short": a_share(0.1), "long": a_share(100.0)}, cores=2, weights=V2)
-    assert found["short"] == 10_000
-    assert found["short"] / found["long"] == pytest.approx((0.1 + 1.8 * 0.849) / (0.1 + 1.8 * 0.151), rel=0.02)
+    assert found == {"short": pytest.approx(1000 * (0.1 + 1.8 * 0.849), rel=0.01), "long": pytest.approx(372, rel=0.01)}
 
 
 def test_equal_actions_have_equal_weights() -> None:
-    assert cpu_weights({1: a_share(), 2: a_share()}, cores=4, weights=V2) == {1: 10_000, 2: 10_000}
+    assert cpu_weights({1: a_share(), 2: a_share()}, cores=4, weights=V2) == {1: 2000, 2: 2000}
 
 
 def test_critical_action_gets_eight_times_the_surplus() -> None:
@@ -32,13 +31,23 @@ def test_critical_action_gets_eight_times_the_surplus() -> None:
 
 def test_full_guarantees_leave_no_preference() -> None:
     found = cpu_weights({1: a_share(0.1, guarantee=1000), 2: a_share(100.0, guarantee=1000)}, cores=2, weights=V2)
-    assert found == {1: 10_000, 2: 10_000}
+    assert found == {1: 1000, 2: 1000}
 
 
 def test_action_past_its_estimate_is_expected_to_need_half_of_its_use_again() -> None:
     assert remaining_cpu_s(a_share(1.0, used_s=0.4)) == pytest.approx(0.6)
     assert remaining_cpu_s(a_share(1.0, used_s=10.0)) == pytest.approx(5.0)
     assert remaining_cpu_s(a_share(0.0)) == 0.05
+
+
+def test_weights_on_shared_cores_add_up_to_those_of_exclusive_cores() -> None:
+    running = {number: a_share(0.1 * number) for number in range(1, 13)}
+    assert sum(cpu_weights(running, cores=3, weights=V2).values()) == pytest.approx(V2.of_cores(3), abs=6)
+
+
+def test_ratio_of_weights_is_bounded() -> None:
+    found = cpu_weights({1: a_share(0.0, guarantee=0), 2: a_share(1e16, guarantee=0)}, cores=4, weights=V2)
+    assert found[1] / found[2] == pytest.approx(700, rel=0.1)
 
 
 def test_no_running_action_needs_no_weight() -> None:
@@ -54,7 +63,7 @@ states = st.builds(
 )
 
 
-@given(st.lists(states, min_size=1, max_size=40), st.sampled_from([V2, CpuWeightRange(2, 262_144)]))
+@given(st.lists(states, min_size=1, max_size=40), st.sampled_from([V2, CpuWeightRange(2, 262_144, 1024)]))
 def test_each_action_gets_its_guarantee_if_all_guarantees_fit(
     running: list[CpuShareState], weights: CpuWeightRange
 ) -> None:

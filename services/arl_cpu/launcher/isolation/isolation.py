@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from arl_cpu.launcher.linux.processes import ProcessInfo
 
-__all__ = ["AgentSetup", "Isolation", "TemplateLayers", "apply_limits", "lower_priority"]
+__all__ = ["NICE_WITHOUT_CGROUP", "AgentSetup", "Isolation", "TemplateLayers", "apply_limits", "lower_priority"]
 
-_NICE_WITHOUT_CGROUP = 10
+NICE_WITHOUT_CGROUP = 10
+"""Difference of the nice values of actions and their agent, if no cgroup limits the actions."""
 
 _OPEN_FILES = 4096
 
@@ -124,7 +125,7 @@ def apply_limits(setup: AgentSetup, *, processes: int) -> None:
 
 def lower_priority() -> None:
     """Lower the priority below the system's own processes. With a cgroup this is unnecessary."""
-    os.nice(_NICE_WITHOUT_CGROUP)
+    os.nice(NICE_WITHOUT_CGROUP)
 
 
 def _set_limit(kind: int, maximum: int) -> None:

@@ -5,7 +5,15 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["read_counter", "read_file", "remove_directory", "send_signal", "write_file", "write_if_exists"]
+__all__ = [
+    "read_counter",
+    "read_file",
+    "read_task_ids",
+    "remove_directory",
+    "send_signal",
+    "write_file",
+    "write_if_exists",
+]
 
 
 def read_counter(path: str | Path, name: str) -> int:
@@ -27,6 +35,16 @@ def read_file(path: str | Path) -> str:
     finally:
         os.close(fd)
     return content.decode()
+
+
+def read_task_ids(path: str | Path, max_bytes: int) -> list[int]:
+    """Return the thread ids in the first bytes of a list. A last id that is cut off is left out."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(fd, max_bytes)
+    finally:
+        os.close(fd)
+    return [int(thread) for thread in content[: content.rfind(b"\n") + 1].split()]
 
 
 def write_file(path: str | Path, value: int | str) -> None:

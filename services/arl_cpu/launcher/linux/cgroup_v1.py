@@ -9,29 +9,40 @@ from pathlib import Path
 from arl_cpu.launcher.linux.cgroup_files import (
     read_counter,
     read_file,
+    read_task_ids,
     remove_directory,
     send_signal,
     write_file,
     write_if_exists,
 )
 from arl_cpu.launcher.linux.cgroup_interface import (
+    MAX_TASK_LIST_BYTES,
     WORKERS,
     WORKERS_CPU_MILLI,
     CgroupUsage,
     kill_and_remove,
     quota_us,
+    weight_range,
 )
 
 __all__ = ["CONTROLLERS", "CgroupV1Tree"]
 
-_SHARES, _WORKERS_SHARES = 102, 2
-"""A tenth of the default, so that sandboxes cannot starve the services next to them; file operations have less."""
+_DEFAULT_SHARES, _MIN_SHARES, _MAX_SHARES = 1024, 2, 1 << 18
+_SHARES_PER_CORE, _WORKERS_SHARES = 102, 2
+"""A tenth of what a process of a service has on its core, so that sandboxes cannot starve the services next to them.
+
+The kernel divides the shares of a group among the cores on which it runs; a process has all of its own on its core. So
+the shares of the tree grow with the cores. File operations have less.
+"""
+_NO_QUOTA = -1
 _SOCKET_SHIFT, _MIN_SOCKET_BYTES = 3, 16 << 20
 """Memory for buffers of TCP and UDP, which cgroup v1 counts separately: an eighth of the memory, at least 16 MiB."""
 _MAX_DROPPED_BYTES = 8 << 20
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "freezer")
 _V1_FILES = {
     "cpu.quota": "cpu.cfs_quota_us",
+    "cpu.shares": "cpu.shares",
+    "cpu.tasks": "tasks",
     "cpuacct.usage": "cpuacct.usage",
     "cpuset.cpus": "cpuset.cpus",
     "cpuset.mems": "cpuset.mems",
@@ -63,7 +74,9 @@ class CgroupV1Tree:
         for directory in (parent.parent, parent):
             for name in ("cpuset.cpus", "cpuset.mems"):
                 write_file(directory / name, (top / name).read_text())
-        write_file(self._roots["cpu"] / "cpu.shares", _SHARES)
+        cores = len(os.sched_getaffinity(0))
+        self.weights = weight_range(_MIN_SHARES, _MAX_SHARES, per_core=_DEFAULT_SHARES, cores=cores)
+        write_file(self._roots["cpu"] / "cpu.shares", min(_MAX_SHARES, _SHARES_PER_CORE * cores))
         self._cpus, self._mems = ((parent / name).read_text() for name in ("cpuset.cpus", "cpuset.mems"))
         # Several controllers may share a hierarchy.
         self._hierarchies = tuple({os.path.realpath(root): name for name, root in self._roots.items()}.values())
@@ -107,6 +120,7 @@ class CgroupV1Tree:
 class CgroupV1:
     def __init__(self, paths: dict[str, Path], directories: Sequence[Path], cpus: str, mems: str) -> None:
         self._directories, self._all_cores = directories, cpus
+        self._weight = _DEFAULT_SHARES
         for path in directories:
             path.mkdir(exist_ok=True)
         # Strings, because building a Path costs more than the access.
@@ -127,10 +141,15 @@ class CgroupV1:
         write_if_exists(self._files["memory.sockets"], max(memory_mib << 20 >> _SOCKET_SHIFT, _MIN_SOCKET_BYTES))
         write_file(self._files["pids.max"], pids)
 
-    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
+    def set_cpu(self, *, cpu_milli: int | None, cores: Sequence[int]) -> None:
         # Writing the same value starts a new period, so that earlier usage does not count.
-        write_file(self._files["cpu.quota"], quota_us(cpu_milli))
+        write_file(self._files["cpu.quota"], quota_us(cpu_milli) if cpu_milli is not None else _NO_QUOTA)
         write_file(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
+
+    def set_weight(self, weight: int) -> None:
+        if weight != self._weight:
+            write_file(self._files["cpu.shares"], weight)
+            self._weight = weight
 
     def freeze(self) -> bool:
         state = self._files["freezer.state"]
@@ -142,10 +161,16 @@ class CgroupV1:
 
     def usage(self) -> CgroupUsage:
         return CgroupUsage(
-            cpu_us=int(read_file(self._files["cpuacct.usage"])) // 1000,
+            cpu_us=self.cpu_us(),
             oom_kills=read_counter(self._files["memory.oom"], "oom_kill"),
             pids_refused=read_counter(self._files["pids.events"], "max"),
         )
+
+    def cpu_us(self) -> int:
+        return int(read_file(self._files["cpuacct.usage"])) // 1000
+
+    def tasks(self) -> Sequence[int]:
+        return read_task_ids(self._files["cpu.tasks"], MAX_TASK_LIST_BYTES)
 
     def reset_peak(self) -> None:
         write_file(self._files["memory.peak"], 0)

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arl_cpu.launcher.linux import cgroup_v1
-from arl_cpu.launcher.linux.cgroup_files import read_counter, remove_directory, write_file, write_if_exists
+from arl_cpu.launcher.linux.cgroup_files import (
+    read_counter,
+    read_task_ids,
+    remove_directory,
+    write_file,
+    write_if_exists,
+)
 from arl_cpu.launcher.linux.cgroup_interface import (
+    MAX_TASK_LIST_BYTES,
     PERIOD_US,
     WORKERS,
     WORKERS_CPU_MILLI,
@@ -16,12 +23,19 @@ from arl_cpu.launcher.linux.cgroup_interface import (
     kill_and_remove,
     quota_us,
     wait_until,
+    weight_range,
 )
 
 __all__ = ["Cgroup", "CgroupTree", "CgroupUsage", "NoCgroup", "find_cgroup_tree", "wait_until"]
 
-_WEIGHT, _WORKERS_WEIGHT = 10, 1
-"""A tenth of the default, so that sandboxes cannot starve the services next to them; file operations have less."""
+_DEFAULT_WEIGHT, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
+_GROUP_WEIGHT_PER_CORE = 1000
+_WEIGHT_PER_CORE, _WORKERS_WEIGHT = 10, 1
+"""A tenth of the default, so that sandboxes cannot starve the services next to them; file operations have less.
+
+The kernel divides the weight of a group among the cores on which it runs. The services run on few cores, so the weight
+of the tree grows with the cores of the node, and that of the launcher's own group too.
+"""
 _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
@@ -37,8 +51,11 @@ class NoCgroup:
     def set_limits(self, *, memory_mib: int, pids: int) -> None:
         del memory_mib, pids
 
-    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
+    def set_cpu(self, *, cpu_milli: int | None, cores: Sequence[int]) -> None:
         del cpu_milli, cores
+
+    def set_weight(self, weight: int) -> None:
+        del weight
 
     def freeze(self) -> bool:
         return True
@@ -46,6 +63,12 @@ class NoCgroup:
     def thaw(self) -> None: ...
     def usage(self) -> CgroupUsage:
         return CgroupUsage()
+
+    def cpu_us(self) -> int:
+        return 0
+
+    def tasks(self) -> Sequence[int]:
+        return ()
 
     def reset_peak(self) -> None: ...
     def peak_kib(self) -> int:
@@ -88,9 +111,13 @@ class CgroupV2Tree:
             leaf = base / "launcher"
             leaf.mkdir(exist_ok=True)
             write_file(leaf / "cgroup.procs", os.getpid())
+        cores = len(os.sched_getaffinity(0))
+        self.weights = weight_range(_MIN_WEIGHT, _MAX_WEIGHT, per_core=_GROUP_WEIGHT_PER_CORE, cores=cores)
         for directory in (base, self._root.parent, self._root):
             write_file(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
-        write_file(self._root / "cpu.weight", _WEIGHT)
+        write_file(self._root / "cpu.weight", min(_MAX_WEIGHT, _WEIGHT_PER_CORE * cores))
+        if os.geteuid() != 0:
+            write_file(base / "launcher" / "cpu.weight", min(_MAX_WEIGHT, _DEFAULT_WEIGHT * cores))
 
     def make(self, name: str) -> "CgroupV2":
         group = CgroupV2(self._root / name)
@@ -119,6 +146,7 @@ class CgroupV2:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.worker_join_files: Sequence[str] = ()
+        self._weight = _DEFAULT_WEIGHT
         path.mkdir(exist_ok=True)
 
     @property
@@ -130,9 +158,15 @@ class CgroupV2:
         write_if_exists(self._path / "memory.swap.max", 0)
         write_file(self._path / "pids.max", pids)
 
-    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        write_file(self._path / "cpu.max", f"{quota_us(cpu_milli)} {PERIOD_US}")
+    def set_cpu(self, *, cpu_milli: int | None, cores: Sequence[int]) -> None:
+        quota = quota_us(cpu_milli) if cpu_milli is not None else "max"
+        write_file(self._path / "cpu.max", f"{quota} {PERIOD_US}")
         write_file(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
+
+    def set_weight(self, weight: int) -> None:
+        if weight != self._weight:
+            write_file(self._path / "cpu.weight", weight)
+            self._weight = weight
 
     def freeze(self) -> bool:
         write_file(self._path / "cgroup.freeze", 1)
@@ -143,10 +177,16 @@ class CgroupV2:
 
     def usage(self) -> CgroupUsage:
         return CgroupUsage(
-            cpu_us=read_counter(self._path / "cpu.stat", "usage_usec"),
+            cpu_us=self.cpu_us(),
             oom_kills=read_counter(self._path / "memory.events", "oom_kill"),
             pids_refused=read_counter(self._path / "pids.events", "max"),
         )
+
+    def cpu_us(self) -> int:
+        return read_counter(self._path / "cpu.stat", "usage_usec")
+
+    def tasks(self) -> Sequence[int]:
+        return read_task_ids(self._path / "cgroup.threads", MAX_TASK_LIST_BYTES)
 
     def reset_peak(self) -> None:
         """Do nothing: `memory.peak` covers the life of the group, and a reset is not portable."""

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arl_cpu.contract.executor import AttemptResize, CapturedChunk, CapturedStream, ExecSpec, ExecutionReport
+from arl_cpu.contract.executor import (
+    AttemptResize,
+    CapturedChunk,
+    CapturedStream,
+    ExecSpec,
+    ExecutionReport,
+    first_limit,
+)
+from arl_cpu.launcher.cpu_sharing.environment_cpu import EnvironmentCpu
+from arl_cpu.launcher.cpu_sharing.shared_attempt import SharedAttempt
+from arl_cpu.launcher.cpu_sharing.shared_attempts import SharedAttempts
 from arl_cpu.launcher.linux.cgroups import CgroupUsage
 from arl_cpu.launcher.linux.event_loop import EventLoop, LoopTimer
 from arl_cpu.launcher.linux.packet_channel import create_sealed_file
@@ -17,12 +27,13 @@ from arl_cpu.launcher.sandbox.terminal_input import CompleteTerminalInput
 
 __all__ = ["AttemptEnd", "OutputCapture", "SandboxAttempt", "StopCause", "outcome_of"]
 
-StopCause = Literal["cancelled", "timeout", "output", "setup", "stopped"]
+StopCause = Literal["cancelled", "timeout", "wall_timeout", "output", "setup", "stopped"]
 AttemptOutcome = Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
 _READ_BYTES = 256 << 10
 _OUTCOME_BY_CAUSE: Mapping[StopCause, tuple[AttemptOutcome, str | None]] = {
     "cancelled": ("cancelled", None),
-    "timeout": ("user_timeout", None),
+    "timeout": ("user_timeout", "timeout_s"),
+    "wall_timeout": ("user_timeout", "wall_timeout_s"),
     "output": ("limit_exceeded", "output"),
     "setup": ("infra_error", "setup_failed"),
     "stopped": ("infra_error", "node_stopped"),
@@ -121,8 +132,14 @@ def outcome_of(end: AttemptEnd) -> tuple[AttemptOutcome, str | None]:
 class SandboxAttempt:
     """A mutable record of a running attempt."""
 
-    def __init__(self, spec: ExecSpec) -> None:
+    def __init__(self, spec: ExecSpec, shared_attempts: SharedAttempts | None = None) -> None:
+        """Create the record. Raises OSError if there is no descriptor for its output.
+
+        `shared_attempts` are those of the launcher; without them the attempt's time is real time.
+        """
         self.spec = spec
+        self._shared_attempts = shared_attempts
+        self._shared: SharedAttempt | None = None
         self.allocation = AttemptResize(
             fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.resize_seq
         )
@@ -148,11 +165,29 @@ class SandboxAttempt:
         """Return the captures of stdout and stderr."""
         return self.stdout, self.stderr
 
-    def time_left_s(self) -> float:
-        """Return the rest of the timeout in seconds. The timeout starts with the first step of the attempt."""
-        now = time.monotonic()
-        self._deadline = self._deadline or now + self.spec.timeout_s
-        return max(0.0, self._deadline - now)
+    def begin_sharing(self, cpu: EnvironmentCpu) -> None:
+        """Begin to count the time of an attempt that shares cores."""
+        if self._shared_attempts is not None and self.spec.sharing is not None:
+            self._shared = self._shared_attempts.begin(self.spec, self.spec.sharing, cpu)
+
+    def start_limits(self, loop: EventLoop, stop: Callable[[StopCause], None]) -> None:
+        """Call `stop` once the attempt exceeds a time limit. The limits start with its first step."""
+        now, spec = time.monotonic(), self.spec
+        self.cancel_timer()
+        limit_s: float | None
+        limit_s, reason = first_limit(spec)
+        if self._shared_attempts is not None and self._shared is not None:
+            self._shared_attempts.limit(self._shared, spec.timeout_s, lambda: stop("timeout"))
+            limit_s, reason = spec.wall_timeout_s, "wall_timeout_s"
+        if limit_s is not None:
+            self._deadline = self._deadline or now + limit_s
+            cause: StopCause = "timeout" if reason == "timeout_s" else "wall_timeout"
+            self.set_timer(loop, max(0.0, self._deadline - now), lambda: stop(cause))
+
+    def speed_up_end(self) -> None:
+        """Give the environment of a killed attempt cores soon, because its agent has to kill the processes."""
+        if self._shared_attempts is not None and self._shared is not None:
+            self._shared_attempts.speed_up_end(self._shared)
 
     def set_timer(self, loop: EventLoop, delay_s: float, call: Callable[[], None]) -> None:
         """Set the attempt's only timer: set-up limit, timeout, or the next stage of a kill."""
@@ -223,6 +258,8 @@ class SandboxAttempt:
         if refused is not None:
             text = f"{refused}\n".encode(errors="backslashreplace")
             stderr = CapturedStream(text, len(text))
+        run_us = int((time.monotonic() - self.started_at) * 1_000_000) if self.started_at is not None else 0
+        cpu_us = usage.cpu_us - self.usage_before.cpu_us or message.get("cpu_us", 0)
         return ExecutionReport(
             fence=self.spec.fence,
             outcome=outcome,
@@ -234,13 +271,22 @@ class SandboxAttempt:
             stderr=stderr,
             files=self.files,
             missing_files=tuple(path for path in self.spec.fetch if path not in self.files),
-            run_us=int((time.monotonic() - self.started_at) * 1_000_000) if self.started_at is not None else 0,
-            cpu_us=usage.cpu_us - self.usage_before.cpu_us or message.get("cpu_us", 0),
+            run_us=run_us,
+            counted_us=self._end_counting(cpu_us, run_us),
+            cpu_us=cpu_us,
             peak_memory_kib=peak_kib or message.get("peak_kib", 0),
             leftover_processes=message.get("leftover_processes", 0),
             environment_lost=lost,
             enforcement=enforcement,
         )
+
+    def _end_counting(self, cpu_us: int, run_us: int) -> int:
+        """Return the microseconds that count for the time limit."""
+        if self._shared_attempts is None or self._shared is None:
+            return run_us
+        shared, self._shared = self._shared, None
+        counted_us = self._shared_attempts.end(shared, cpu_us)
+        return min(counted_us, run_us) if shared.counts_one_core else counted_us
 
 
 def _stdin_feed_of(spec: ExecSpec) -> StdinFeed | None:

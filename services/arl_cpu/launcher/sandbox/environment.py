@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,9 @@ from arl_cpu.launcher.files import workdir
 from arl_cpu.launcher.isolation.isolation import AgentSetup
 from arl_cpu.launcher.isolation.mounts import WORKSPACE
 from arl_cpu.launcher.linux.packet_channel import read_file
-from arl_cpu.launcher.linux.processes import ProcessInfo, pin_to_cores
+from arl_cpu.launcher.linux.processes import ProcessInfo
 from arl_cpu.launcher.sandbox.attempt import OutputCapture, SandboxAttempt, StopCause
+from arl_cpu.launcher.sandbox.cpu_limits import SandboxCpu
 from arl_cpu.launcher.sandbox.environment_template import has_program, template_variables
 from arl_cpu.launcher.sandbox.leftover_outputs import LeftoverOutputs
 from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
@@ -32,8 +33,6 @@ _INTERRUPT_STAGE_S, _KILL_STAGE_S = 0.2, 3.0
 _FREEZE_LIMIT_S, _FREEZE_POLL_S = 2.0, 0.0001
 _AGENT_PROCESSES = 1
 """Processes in addition to those of actions."""
-_AGENT_CPU_MILLI = 1000
-"""CPU of the agent itself if the attempt runs nothing."""
 
 
 class SandboxEnvironment:
@@ -49,6 +48,7 @@ class SandboxEnvironment:
         template: OpenTemplate | None = None,
     ) -> None:
         self.spec, self._host, self._template = spec, host, template
+        self._cpu = SandboxCpu(host)
         self._on_report, self._on_removed = on_report, on_removed
         self.attempt: SandboxAttempt | None = None
         self.is_ending = False
@@ -90,7 +90,8 @@ class SandboxEnvironment:
             self._kill(attempt)
 
     def _kill(self, attempt: SandboxAttempt) -> None:
-        self._raise_quota(attempt.allocation)
+        attempt.speed_up_end()
+        self._cpu.raise_quota(self._sandbox, attempt)
         self._send({"op": "kill"})
         attempt.set_timer(self._host.loop, _KILL_STAGE_S, self._sandbox.kill)
         self._shell_manager.attempt_killed()
@@ -106,15 +107,13 @@ class SandboxEnvironment:
         before = attempt.allocation
         if resize.amounts_seq <= before.amounts_seq:
             return True
-        try:
-            if attempt.started_at is not None:
-                self._apply_allocation(resize, is_for_all=True)
-        except OSError:
-            with suppress(OSError):
-                self._apply_allocation(before, is_for_all=True)
-            return False
-        attempt.allocation = resize
-        return True
+        return self._cpu.change(self._sandbox, attempt, resize)
+
+    def set_shared_cores(self, cores: Sequence[int]) -> None:
+        """Change the cores of an attempt that shares them. One that is being ended keeps its cores."""
+        attempt = self.attempt
+        if attempt is not None and attempt.spec.sharing is not None and attempt.cause is None:
+            self._cpu.change(self._sandbox, attempt, replace(attempt.allocation, cores=tuple(cores)))
 
     def end(self, cause: StopCause = "cancelled") -> None:
         """End everything in the environment, the running attempt with this cause. `on_removed` is called at the end."""
@@ -220,10 +219,11 @@ class SandboxEnvironment:
 
     def _start(self, attempt: SandboxAttempt) -> None:
         try:
-            self._apply_allocation(attempt.allocation, is_for_all=self._has_leftovers)
+            self._cpu.apply(self._sandbox, attempt, attempt.allocation, is_for_all=self._has_leftovers)
             self._sandbox.cgroup.thaw()
             attempt.usage_before = self._sandbox.usage or self._sandbox.cgroup.usage()
             self._sandbox.cgroup.reset_peak()
+            self._cpu.begin_sharing(self._sandbox, attempt)
             self._send_start(attempt)
         except ConnectionError:
             self._sandbox.kill()  # the agent has ended; its death is handled like any other
@@ -231,17 +231,6 @@ class SandboxEnvironment:
             self.failed(f"the action could not be started: {failure}")
         except ValueError as mistake:
             self._exited(attempt, {"refused": str(mistake)})
-
-    def _apply_allocation(self, allocation: AttemptResize, *, is_for_all: bool) -> None:
-        """Set quota and cores. Without a cgroup, pin all processes or only the first, whose children inherit it."""
-        self._sandbox.cgroup.set_cpu(cpu_milli=allocation.cpu_milli or _AGENT_CPU_MILLI, cores=allocation.cores)
-        if self._host.cgroup_tree is not None or self._sandbox.pid is None:
-            return
-        cores = allocation.cores or os.sched_getaffinity(0)
-        if is_for_all:
-            pin_to_cores(self.processes, cores)
-        else:
-            os.sched_setaffinity(self._sandbox.pid, cores)
 
     def _send_start(self, attempt: SandboxAttempt) -> None:
         spec = attempt.spec
@@ -290,7 +279,7 @@ class SandboxEnvironment:
 
     def _started(self, attempt: SandboxAttempt) -> None:
         if attempt.cause is None:
-            attempt.set_timer(self._host.loop, attempt.time_left_s(), lambda: self.stop("timeout"))
+            attempt.start_limits(self._host.loop, self.stop)
         self._shell_manager.started()
 
     def _append_terminal_output(self, data: bytes) -> None:
@@ -375,11 +364,6 @@ class SandboxEnvironment:
         self.end()
         if self._sandbox.pid is None:
             self._sandbox.remove(self._sandbox_removed)
-
-    def _raise_quota(self, allocation: AttemptResize) -> None:
-        """Raise the CPU quota for a kill: the agent shares it with the processes that it has to kill."""
-        with suppress(OSError):  # a failure only makes the kill slower
-            self._sandbox.cgroup.set_cpu(cpu_milli=max(allocation.cpu_milli, 1000), cores=allocation.cores)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:

@@ -16,8 +16,11 @@ from arl_cpu.contract.executor import (
     ExecutorEvent,
     FeedResult,
     RunningAttempt,
+    UnusedCoresEvent,
 )
 from arl_cpu.contract.launcher_protocol import decode_fence
+from arl_cpu.launcher.cpu_sharing.environment_cpu import NICE_WEIGHTS
+from arl_cpu.launcher.cpu_sharing.shared_attempts import SharedAttempts
 from arl_cpu.launcher.linux.processes import ProcessInfo
 from arl_cpu.launcher.sandbox.attempt import SandboxAttempt, StopCause
 from arl_cpu.launcher.sandbox.environment import SandboxEnvironment
@@ -45,6 +48,10 @@ class LauncherNode:
         self._running: dict[Fence, SandboxEnvironment] = {}
         self._reports: dict[Fence, ExecutionReport] = {}
         self._acknowledged: dict[Fence, None] = {}
+        weights = host.cgroup_tree.weights if host.cgroup_tree is not None else NICE_WEIGHTS
+        self.shared_attempts = SharedAttempts(host.loop, weights, self._report_unused)
+        self._shared_cores: tuple[int, ...] | None = None
+        """Cores of attempts that share them; None before the manager has set them."""
         self._end_waiters: list[tuple[frozenset[SandboxEnvironment], Callable[[], None]]] = []
 
     @property
@@ -87,6 +94,13 @@ class LauncherNode:
     def resize(self, resizes: Iterable[AttemptResize]) -> list[Fence]:
         """Resize attempts. Return the fences that run here with the cores of their highest `amounts_seq`."""
         return [resize.fence for resize in resizes if self._resize(resize)]
+
+    def set_shared_cores(self, cores: Sequence[int]) -> None:
+        """Set the cores of running and later attempts that share cores."""
+        self._shared_cores = tuple(cores)
+        for environment in tuple(self._running.values()):
+            environment.set_shared_cores(cores)
+        self.shared_attempts.set_cores(cores)
 
     def poll_output(self, fence: Fence, after: OutputOffsets, callback: OutputCallback) -> Callable[[], None]:
         """Call back once, when there is output beyond the offsets or the attempt ends.
@@ -164,7 +178,9 @@ class LauncherNode:
             self._report_refusal(spec, "setup_failed", str(error))
             return
         try:
-            attempt = SandboxAttempt(spec)
+            if spec.sharing is not None and self._shared_cores is not None:
+                spec = replace(spec, cores=self._shared_cores)
+            attempt = SandboxAttempt(spec, self.shared_attempts)
         except OSError as error:
             self._report_refusal(spec, "setup_failed", f"no pipe could be created for the output: {error}")
             if spec.environment.scope == "ephemeral":
@@ -206,6 +222,9 @@ class LauncherNode:
         self._reports[report.fence] = report
         self.on_event(report)
 
+    def _report_unused(self, cpu_milli: int) -> None:
+        self.on_event(UnusedCoresEvent(cpu_milli))
+
     def _environment_removed(self, environment: SandboxEnvironment, lost_reason: str | None) -> None:
         self._all.discard(environment)
         if self._persistent.get(environment.spec.id) is environment:
@@ -233,7 +252,12 @@ class LauncherNode:
 def _running_attempt(attempt: SandboxAttempt, environment: UUID) -> RunningAttempt:
     given = attempt.allocation
     return RunningAttempt(
-        given.fence, environment, given.cores, cpu_milli=given.cpu_milli, amounts_seq=given.amounts_seq
+        given.fence,
+        environment,
+        given.cores,
+        cpu_milli=given.cpu_milli,
+        amounts_seq=given.amounts_seq,
+        sharing=attempt.spec.sharing,
     )
 
 

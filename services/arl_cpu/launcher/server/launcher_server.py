@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from arl_cpu.contract.executor import CapturedOutput, ExecutionReport, ExecutorEvent, ExecutorState, NodeCapability
+from arl_cpu.contract.executor import (
+    CapturedOutput,
+    ExecutionReport,
+    ExecutorEvent,
+    ExecutorState,
+    NodeCapability,
+    UnusedCoresEvent,
+)
 from arl_cpu.contract.launcher_protocol import (
     FrameReader,
     decode_feed,
@@ -84,9 +91,8 @@ class LauncherServer:
                 self._accept_manager(connection, message["id"])
             case "start":
                 self._node.start([decode_spec(spec) for spec in message["specs"]])
-            case "resize":
-                done = self._node.resize([decode_resize(resize) for resize in message["resizes"]])
-                connection.send({"id": message["id"], "done": [encode_fence(fence) for fence in done]})
+            case "resize" | "share":
+                self._serve_cores(connection, message)
             case "follow" | "unfollow" | "feed":
                 self._serve_stream(connection, message)
             case "kill":
@@ -107,10 +113,18 @@ class LauncherServer:
         self._manager = connection
         # The former manager's file operations have no client any more.
         self._node.workers.kill_all()
+        self._node.shared_attempts.report_again()
         self._session = str(uuid4())
         for report in self._node.reports:
             connection.send({"id": request_id, "report": encode_report(report)})
         connection.send({"id": request_id, "state": encode_state(self._state()), "session": self._session})
+
+    def _serve_cores(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
+        if message["op"] == "share":
+            self._node.set_shared_cores(message["cores"])
+            return
+        done = self._node.resize([decode_resize(resize) for resize in message["resizes"]])
+        connection.send({"id": message["id"], "done": [encode_fence(fence) for fence in done]})
 
     def _serve_stream(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
         match message["op"]:
@@ -152,6 +166,8 @@ class LauncherServer:
             return
         if isinstance(event, ExecutionReport):
             self._manager.send({"report": encode_report(event)})
+        elif isinstance(event, UnusedCoresEvent):
+            self._manager.send({"unused_cpu_milli": event.cpu_milli})
         else:
             self._manager.send({"lost": str(event.id), "reason": event.lost_reason})
 

@@ -125,6 +125,10 @@ _REQUIRED = frozenset({"files", "net_isolation", "seccomp", "kill_tree"})
 """Capabilities that every sandbox requires. Limits of CPU, memory, pids and disk are required only on request."""
 
 
+_FALLBACKS = {"kill_tree": "a search for descendants", "cpu_weight": "nice"}
+"""Mechanisms of the unsafe-local driver, best effort."""
+
+
 class DriverUnavailable(Exception):
     """A driver that cannot create an environment on this host. The message gives the reason."""
 
@@ -133,8 +137,8 @@ def capabilities_without_isolation() -> tuple[NodeCapability, ...]:
     """Return the capabilities of the unsafe-local driver."""
     reason, fix = "the unsafe-local driver provides no isolation", "set TANGRAM_DRIVER=namespaces"
     return tuple(
-        NodeCapability(name=name, level="best_effort", mechanism="a search for descendants", reason=reason, fix=fix)
-        if name == "kill_tree"
+        NodeCapability(name=name, level="best_effort", mechanism=_FALLBACKS[name], reason=reason, fix=fix)
+        if name in _FALLBACKS
         else NodeCapability(name=name, level="absent", mechanism="none", reason=reason, fix=fix)
         for name in CAPABILITY_NAMES
     )
@@ -187,6 +191,8 @@ class _SelfTestFindings:
     memory: ExecutionReport
     is_frozen: bool
     is_all_killed: bool
+    is_weighted: bool
+    """True if the weight of its group can be set."""
     process_flood: ExecutionReport | None
     """Outcome of too many processes, if polling counts them; otherwise None. `disk_flood`: outcome
     of too many files.
@@ -236,9 +242,23 @@ class _SelfTest:
             memory=memory,
             is_frozen=is_frozen,
             is_all_killed=not alive,
+            is_weighted=self._is_weighted(),
             process_flood=crowd,
             disk_flood=filler,
         )
+
+    def _is_weighted(self) -> bool:
+        """Return True if a group of the tree accepts a weight."""
+        if self._host.cgroup_tree is None:
+            return True
+        group = self._host.cgroup_tree.make("weight-test")
+        try:
+            group.set_weight(self._host.cgroup_tree.weights.of_cores(0.5))
+        except OSError:
+            return False
+        finally:
+            group.remove()
+        return True
 
     def end(self) -> None:
         """End the environment of the test."""
@@ -304,6 +324,7 @@ def _capabilities(host: SandboxHost, findings: _SelfTestFindings) -> tuple[NodeC
         _isolation_capability("kill_tree", findings.is_all_killed and inside["signals"], how["kill_tree"]),
         _limit_capability("cpu_quota", group, inside["share"] < 0.5, "", unverified),
         _limit_capability("cpuset", group, pinned, "affinity, fixed by seccomp", unverified),
+        _limit_capability("cpu_weight", group, findings.is_weighted, "nice", unverified),
         _limit_capability("memory", group, memory_seen, "a polled sum of resident memory", unverified),
         _limit_capability("pids", group, few, how["pids"], unverified),
         _limit_capability("freeze", group, findings.is_frozen, "SIGSTOP", unverified),
