@@ -19,6 +19,7 @@ from arl_cpu.contract.executor import (
     FileOperation,
     FileOperationError,
     RunningAttempt,
+    UnusedCoresEvent,
 )
 from support.builders import EPOCH
 
@@ -100,6 +101,9 @@ class FakeExecutor:
 
     def lose(self, environment: UUID, reason: str) -> None:
         self._events.put_nowait(EnvironmentLostEvent(id=environment, lost_reason=reason))
+
+    def report_unused(self, cpu_milli: int) -> None:
+        self._events.put_nowait(UnusedCoresEvent(cpu_milli))
 
     async def connect(self) -> ExecutorState:
         running = tuple(

@@ -101,6 +101,8 @@ class Rows:
         timeout_s: float = 300.0,
         payload: Mapping[str, Any] | None = None,
         gang: Mapping[str, Any] | None = None,
+        cpu_sharing: Mapping[str, Any] | None = None,
+        wall_timeout_s: float | None = None,
         **columns: Any,
     ) -> UUID:
         """Insert an action and its spec in one transaction; without a payload it is a command."""
@@ -115,8 +117,10 @@ class Rows:
             texts = {"demand": demand, "environment": environment, "payload": command if payload is None else payload}
             texts |= {"elastic": elastic} if elastic is not None else {}
             texts |= {"gang": gang} if gang is not None else {}
+            texts |= {"cpu_sharing": cpu_sharing} if cpu_sharing is not None else {}
             spec |= {name: json.dumps(value) for name, value in texts.items()}
-            await _insert(connection, "action_specs", spec | {"priority": priority, "timeout_s": timeout_s})
+            spec |= {"priority": priority, "timeout_s": timeout_s, "wall_timeout_s": wall_timeout_s}
+            await _insert(connection, "action_specs", spec)
         return UUID(str(row["id"]))
 
     async def node(

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from arl_core.domain.model import Fence
+from arl_core.domain.model import CpuSharing, Fence
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
 from arl_cpu.node.core_time import CoreTimeMeter
 from support.builders import numbered
@@ -70,6 +70,84 @@ class TestCoreSeconds:
         holdings.readopt(attempt := an_attempt(2000), (0, 1), granted_ago_s=30.0)
         now[0] += 1.0
         assert holdings.core_seconds(attempt.fence) == 62.0
+
+
+SHARING = CpuSharing(guarantee_milli=100)
+"""Sharing of cores without a declared minimum."""
+
+
+class TestSharedCores:
+    def test_shared_attempt_has_all_cores_without_an_exclusive_attempt(self) -> None:
+        holdings = holdings_with(an_attempt(2000))
+        sharer = an_attempt(1000, number=2)
+        assert holdings.allocate(sharer)
+        assert holdings.assign_cores(sharer, SHARING) == (0, 1, 2, 3)
+        holdings.release(an_attempt(2000).fence)
+        assert holdings.shared_cores == tuple(range(CORES))
+        holdings.release(sharer.fence)
+        assert holdings.shared_cores is None
+
+    def test_unused_cores_admit_more_attempts(self) -> None:
+        holdings = holdings_with()
+        for number in range(1, 13):
+            sharer = an_attempt(500, number)
+            assert holdings.allocate(sharer)
+            holdings.assign_cores(sharer, SHARING)
+        assert not holdings.allocate(an_attempt(1000, number=20))
+        holdings.unused_milli = 1200
+        assert holdings.allocate(an_attempt(1000, number=20))
+        assert not holdings.allocate(an_attempt(1000, number=21))
+
+    def test_report_of_attempts_that_have_ended_admits_nothing(self) -> None:
+        holdings = holdings_with()
+        sharer = an_attempt(500)
+        assert holdings.allocate(sharer)
+        holdings.assign_cores(sharer, SHARING)
+        holdings.unused_milli = 400
+        assert holdings.reclaimable_milli == 400
+        holdings.release(sharer.fence)
+        assert holdings.reclaimable_milli == 0
+
+    def test_declared_minimum_is_never_reclaimed(self) -> None:
+        holdings = holdings_with()
+        sharer = an_attempt(500)
+        assert holdings.allocate(sharer)
+        holdings.assign_cores(sharer, CpuSharing(guarantee_milli=100, is_declared=True))
+        holdings.unused_milli = 400
+        assert holdings.reclaimable_milli == 0
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["share", "share", "start", "end", "unused"]),
+                st.integers(0, 30),
+                st.sampled_from([100, 500, 1000, 2000, 6000]),
+            ),
+            max_size=60,
+        )
+    )
+    def test_shared_attempts_always_have_cores_for_their_guarantees(self, steps: list[tuple[str, int, int]]) -> None:
+        holdings = holdings_with()
+        owned: dict[int, int] = {}
+        sharers: set[int] = set()
+        for step, number, cpu_milli in steps:
+            attempt = an_attempt(cpu_milli, number)
+            if step == "unused":
+                holdings.unused_milli = 5 * cpu_milli
+            elif step == "end":
+                holdings.release(attempt.fence)
+                owned.pop(number, None)
+                sharers.discard(number)
+            elif number not in owned | dict.fromkeys(sharers) and holdings.allocate(attempt):
+                if step == "share":
+                    holdings.assign_cores(attempt, SHARING)
+                    sharers.add(number)
+                else:
+                    owned[number] = len(_own(holdings.assign_cores(attempt), cpu_milli))
+            if sharers:
+                assert holdings.shared_cores is not None
+                assert len(holdings.shared_cores) == CORES - sum(owned.values())
+                assert 1000 * len(holdings.shared_cores) >= 100 * len(sharers)
 
 
 class TestResize:
