@@ -13,6 +13,7 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "cpu-launcher": ("agent", "sandbox_pool_size"),
     "admission": (
         *_SERVICE_SETTINGS,
+        "cpu_form",
         "default_max_queued",
         "action_retention_s",
         "idempotency_key_retention_s",

@@ -81,9 +81,15 @@ class NewAction:
             cpu_sharing=json.loads(self.cpu_sharing) if self.cpu_sharing else None,
             environment=json.loads(self.environment),
             priority=self.priority,
-            timeout_s=self.timeout_s,
+            timeout_s=self._time_limit_s(),
             gang=GangMembership.model_validate_json(self.gang) if self.gang is not None else None,
         )
+
+    def _time_limit_s(self) -> float:
+        """Return the real time after which the action has ended; with shared cores, an estimate of it."""
+        if self.wall_timeout_s is None:
+            return self.timeout_s
+        return self.wall_timeout_s if self.cpu_sharing is not None else min(self.timeout_s, self.wall_timeout_s)
 
 
 def normalise(

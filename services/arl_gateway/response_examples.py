@@ -45,7 +45,7 @@ LISTED_ACTION: dict[str, Any] = {
     "state": "settled",
     "outcome": "ok",
     "settled_at": "2026-03-02T09:00:01.440Z",
-    "times": {"queue_s": 0.12, "run_s": 1.3, "overhead_s": 0.02, "act_s": 1.44},
+    "times": {"queue_s": 0.12, "run_s": 1.3, "counted_s": 1.3, "overhead_s": 0.02, "act_s": 1.44},
 }
 SETTLED_ACTION: dict[str, Any] = {
     **LISTED_ACTION,

@@ -95,10 +95,10 @@ class Machine:
 
 
 @contextmanager
-def a_machine(directory: Path, *flags: str) -> Iterator[Machine]:
+def a_machine(directory: Path, *flags: str, **variables: str) -> Iterator[Machine]:
     """Start a system and yield it when it is ready; stop and purge it at the end."""
     machine = Machine(directory)
-    machine.cli("up", "--detach", *flags)
+    machine.cli("up", "--detach", *flags, variables=variables)
     try:
         yield machine
     finally:

@@ -42,6 +42,11 @@ class ActionTimes(BaseModel):
 
     queue_s: float | None = None
     run_s: float | None = None
+    counted_s: float | None = Field(
+        default=None,
+        description="Part of `run_s` that counts for `timeout_s`: without the time in which the program waited for"
+        " shared cores. Absent if no program ran. With more than one guaranteed core it may exceed `run_s`",
+    )
     overhead_s: float | None = None
     act_s: float | None = None
 

@@ -34,8 +34,8 @@ ACTIONS_BY_ID = text("""
     select a.id, a.project_id, a.kind, a.trajectory, a.environment_id, a.state, a.outcome, a.reason, a.grant_no,
            a.amounts, a.failures,
            a.cancel_requested_at, a.deadline_at, a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us,
-           q.task, s.class_key, s.demand, s.elastic, s.labels, s.priority, s.gang, n.name as node, n.url as node_url,
-           n.credential_id as node_credential_id,
+           a.counted_us, q.task, s.class_key, s.demand, s.elastic, s.labels, s.priority, s.gang, n.name as node,
+           n.url as node_url, n.credential_id as node_credential_id,
            r.id is not null as has_result, r.exit_code, r.signal, r.stdout, r.stderr, r.stdout_bytes, r.stderr_bytes,
            r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.leftover_processes, r.message, r.enforcement,
            r.scores, r.response::text as response

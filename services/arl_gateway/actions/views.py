@@ -82,11 +82,18 @@ def _build_times(row: Row) -> ActionTimes:
     """Compute the parts of the action completion time.
 
     `queue_s` ends at the last grant, `run_s` is the manager's monotonic interval, `overhead_s` is the remainder.
+    `counted_s` is the part of `run_s` that counts for the timeout.
     """
     if row.settled_at is None:
         return ActionTimes(queue_s=seconds_between(row.created_at, row.granted_at) if row.granted_at else None)
     times = CompletionTimes.from_timestamps(row.created_at, row.granted_at, row.settled_at, row.run_us)
-    return ActionTimes(queue_s=times.queue_s, run_s=times.run_s, overhead_s=times.overhead_s, act_s=times.act_s)
+    return ActionTimes(
+        queue_s=times.queue_s,
+        run_s=times.run_s,
+        counted_s=row.counted_us / 1e6 if row.counted_us is not None else None,
+        overhead_s=times.overhead_s,
+        act_s=times.act_s,
+    )
 
 
 def _build_result(row: Row) -> ActionResult:

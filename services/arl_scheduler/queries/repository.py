@@ -38,21 +38,25 @@ SETTLE_PAGE = 1000
 rounds for other tasks must run in between.
 """
 
+_TIME_LIMIT_S = """case when s.cpu_sharing is null then least(s.timeout_s, s.wall_timeout_s)
+                else coalesce(s.wall_timeout_s, s.timeout_s) end"""
+"""Real time after which an action has ended. With shared cores, `timeout_s` alone is only an estimate of it."""
+
 # One statement is one snapshot, so the mark that it returns covers exactly the rows that it did not see. A row whose
 # transaction was open then has admitted_xid >= mark, and a later poll reads it. An environment that ended and whose
 # deletion was requested is no row's environment, and a new leader does not read it.
-_QUEUED = """
+_QUEUED = f"""
     select a.id, a.queue_id, a.kind, a.trajectory, a.grant_no,
            (select id from environments where id = a.environment_id
                and (delete_requested_at is null or coalesce(ended_at, lost_at) is null)) as environment_id,
            extract(epoch from a.created_at)::float8 as submitted,
            extract(epoch from a.deadline_at)::float8 as deadline,
-           s.class_key, s.shape, s.demand, s.elastic, s.cpu_sharing, s.environment, s.priority, s.timeout_s,
-           s.gang
+           s.class_key, s.shape, s.demand, s.elastic, s.cpu_sharing, s.environment, s.priority,
+           {_TIME_LIMIT_S} as timeout_s, s.gang
       from actions as a
       join action_specs as s using (id)
      where a.state = 'queued'
-"""
+"""  # noqa: S608 - a constant of this module
 
 POLL = text(f"""
     select extract(epoch from now())::float8 as now,
@@ -70,7 +74,7 @@ POLL = text(f"""
                                                        'demand', s.demand, 'elastic', s.elastic,
                                                        'cpu_sharing', s.cpu_sharing,
                                                        'environment', s.environment,
-                                                       'timeout_s', s.timeout_s) end as spec,
+                                                       'timeout_s', {_TIME_LIMIT_S}) end as spec,
                            extract(epoch from a.granted_at)::float8 as granted,
                            extract(epoch from a.started_at)::float8 as started
                       from actions as a

@@ -103,6 +103,23 @@ class TestGrants:
             found = [(await rows.until_state(id, "granted"))["node_id"] for id in (long, short)]
         assert found == [endless, ending]
 
+    async def test_wall_timeout_decides_on_the_node_of_an_action_with_shared_cores(self, rows: Rows) -> None:
+        ending, endless = await rows.node("a", cores=1), await rows.node("b", cores=2)
+        await rows.execute("update nodes set ends_at = now() + interval '200 seconds' where id = $1", ending)
+        shared = {"guarantee_milli": 100, "limit_milli": None, "is_declared": False}
+        ids = [await rows.action(timeout_s=60, wall_timeout_s=wall_s, cpu_sharing=shared) for wall_s in (300, 90)]
+        async with leading(rows):
+            assert [(await rows.until_state(id, "granted"))["node_id"] for id in ids] == [endless, ending]
+
+    async def test_unused_cores_of_a_node_are_granted_beyond_its_capacity(self, rows: Rows) -> None:
+        node = await rows.node(cores=1)
+        await rows.execute("update node_beats set reclaimable_milli = 1000 where node_id = $1", node)
+        ids = [await rows.action() for _ in range(3)]
+        async with leading(rows):
+            for id in ids[:2]:
+                await rows.until_state(id, "granted")
+            assert [(await rows.of(id))["state"] for id in ids].count("queued") == 1
+
     async def test_action_waits_for_a_node_with_its_template(self, rows: Rows) -> None:
         await rows.node("plain", cores=8)
         having = await rows.node("having", templates=("debian",))

@@ -67,3 +67,19 @@ def test_actions_without_a_program_share_nothing() -> None:
 def test_exclusive_fraction_is_refused(cpu: Any) -> None:
     with pytest.raises(ValidationError, match="exclusive cores must be whole numbers"):
         normalised(cpu)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "timeout_s", "wall_timeout_s", "limit_s"),
+    [
+        ({"min": 1, "exclusive": True}, 10.0, 5.0, 5.0),
+        ({"min": 1, "exclusive": True}, 10.0, 50.0, 10.0),
+        (None, 10.0, 50.0, 50.0),
+        (None, 10.0, None, 10.0),
+    ],
+)
+def test_real_time_limit_decides_on_the_nodes_that_end_later(
+    cpu: Any, timeout_s: float, wall_timeout_s: float | None, limit_s: float
+) -> None:
+    new = normalised(cpu, timeout_s=timeout_s, wall_timeout_s=wall_timeout_s)
+    assert new.to_queued_row(submitted=0.0, deadline=None).timeout_s == limit_s

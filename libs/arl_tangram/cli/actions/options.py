@@ -25,7 +25,8 @@ NOT_OF_THE_REQUEST = {"directory", "request", "no_wait", "follow", "output", "fe
 """Options of `submit` that are valid together with `--json`."""
 PLAIN_OPTIONS = (
     "task", "trajectory", "session", "command", "template", "memory_mib", "disk_mib", "pids", "parallel_fraction",
-    "resizable", "timeout_s", "deadline_s", "retries", "priority", "profile", "step", "cwd", "fetch", "require",
+    "resizable", "exclusive", "timeout_s", "wall_timeout_s", "deadline_s",
+    "retries", "priority", "profile", "step", "cwd", "fetch", "require",
 )  # fmt: skip
 """Options that have the name and the form of the SDK's option."""
 
@@ -46,7 +47,13 @@ CommandOption = Annotated[str | None, typer.Option("-c", "--command", help="Shel
 TemplateOption = Annotated[
     str | None, typer.Option(help="Template of a new environment.", autocompletion=complete_template)
 ]
-CpuOption = Annotated[str, typer.Option(metavar="CORES", help="Number of cores, or a range such as 1-8.")]
+CpuOption = Annotated[
+    str | None, typer.Option(metavar="CORES", help="Number of cores, or a range such as 1-8. Default: of the system.")
+]
+ExclusiveOption = Annotated[
+    bool | None,
+    typer.Option("--exclusive/--shared", help="Whole cores that no other action uses, or a share of the node's cores."),
+]
 MemoryOption = Annotated[int | None, typer.Option(help="Memory limit in MiB.", show_default="512")]
 DiskOption = Annotated[int | None, typer.Option(help="Disk limit in MiB.")]
 PidsOption = Annotated[int | None, typer.Option(help="Maximum number of processes and threads.")]
@@ -54,6 +61,12 @@ ResourceOption = Annotated[Texts, typer.Option(metavar="NAME=N", help="Amount of
 ParallelOption = Annotated[float | None, typer.Option(help="Part of the work that more cores speed up, 0 to 1.")]
 ResizableOption = Annotated[str | None, typer.Option(help="Change of cores while it runs: none, grow or any.")]
 TimeoutOption = Annotated[float, typer.Option(help="Maximum run time in seconds. Queueing does not count.")]
+WallTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--wall-timeout", "--wall-timeout-s", help="Maximum real time in seconds, including time without a shared core."
+    ),
+]
 DeadlineOption = Annotated[float | None, typer.Option(help="Seconds from now after which the result is useless.")]
 RetriesOption = Annotated[int | None, typer.Option(help="Attempts after an infrastructure error.")]
 IdempotentOption = Annotated[bool, typer.Option("--idempotent", help="Allow retries inside an environment.")]
@@ -88,7 +101,7 @@ def build_request(given: Mapping[str, Any]) -> SubmitActionRequest:
         "argv": given.get("argv") or None,
         "source": _read_text(Path(source)) if source is not None else None,
         "environment_id": given.get("environment"),
-        "cpu": _parse_cores(given["cpu"]),
+        "cpu": _parse_cores(given),
         "resources": parse_amounts("--resource", given.get("resource"), example="network_mbps=100") or None,
         "idempotent": given.get("idempotent") or None,
         "env": dict(parse_pairs("--env", given.get("env"))) or None,
@@ -120,7 +133,12 @@ def read_request(path: Path, ctx: typer.Context) -> SubmitActionRequest:
         fail(f"{path}: {error}", EXIT_USAGE)
 
 
-def _parse_cores(cpu: str) -> float | tuple[float, float]:
+def _parse_cores(given: Mapping[str, Any]) -> float | tuple[float, float] | None:
+    cpu: str | None = given.get("cpu")
+    if cpu is None:
+        if given.get("exclusive") is False:
+            fail("--shared needs --cpu: the cores that the action gets if it wants them", EXIT_USAGE)
+        return 1.0 if given.get("exclusive") else None
     low, is_range, high = cpu.partition("-")
     try:
         return (float(low), float(high)) if is_range else float(low)

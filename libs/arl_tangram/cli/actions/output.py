@@ -18,6 +18,8 @@ __all__ = ["exit_code_of", "format_score", "print_action", "stream_action"]
 
 EXIT_TIMEOUT = 124
 """Exit code after a timeout, as of timeout(1)."""
+SHOWN_WAIT_S = 0.1
+"""Time of waiting for shared cores from which it is shown."""
 EXIT_DID_NOT_RUN = 125
 """Exit code if the program did not run or hit a limit, as of docker-run(1)."""
 
@@ -100,8 +102,10 @@ def _print_outcome(action: Action) -> None:
     times = action.times
     detail = f" ({how})" if (how := action.reason or _program_end(action)) else ""
     message = f": {action.message}" if action.message else ""
+    waited = times.run_s is not None and times.counted_s is not None and times.run_s - times.counted_s >= SHOWN_WAIT_S
+    counted = f" ({times.counted_s:.3f} s without waiting for cores)" if waited else ""
     stderr.print(
         f"{action.id} {action.outcome}{detail}{message}  queue {times.queue_s or 0:.3f} s  run {times.run_s or 0:.3f} s"
-        f"  overhead {times.overhead_s or 0:.3f} s",
+        f"{counted}  overhead {times.overhead_s or 0:.3f} s",
         markup=False,
     )

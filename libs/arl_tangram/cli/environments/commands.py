@@ -107,7 +107,7 @@ def run(
     id: EnvironmentArgument,
     argv: options.ProgramArgument = None,
     source: options.SourceOption = None,
-    cpu: options.CpuOption = "1",
+    cpu: options.CpuOption = None,
     timeout_s: options.TimeoutOption = 300.0,
     file: options.FileOption = None,
     env: options.EnvOption = None,
