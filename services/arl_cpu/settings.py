@@ -3,7 +3,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from arl_core.policies.registry import CORE_SHARING_POLICIES, PolicyName
+from arl_core.policies.registry import CORE_SHARING_POLICIES, POD_POLICIES, PolicyName
 from arl_node.settings import ManagerSettings
 from arl_wire.validation import CustomResources
 
@@ -57,3 +57,8 @@ class CpuSettings(ManagerSettings):
     def shares_cores(self) -> bool:
         """True if cores are not counted: every action is admitted and the kernel divides the cores."""
         return self.policy in CORE_SHARING_POLICIES
+
+    @property
+    def has_pods(self) -> bool:
+        """True if actions run in the pods of their trajectories, whose cores do not depend on the action."""
+        return self.policy in POD_POLICIES

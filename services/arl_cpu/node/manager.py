@@ -203,8 +203,7 @@ class CpuManager:
         if row.kind == "environment.transfer":
             self.transfers.start(attempt.fence, row.environment_id)
             return None
-        # Policies that do not count cores give every action all of them.
-        sharing = sharing_from_row(row) if not self._settings.shares_cores else None
+        sharing = sharing_from_row(row) if not self._settings.has_pods else None
         spec = exec_spec_from_row(row, attempt, self._allocations.assign_cores(attempt, sharing), sharing)
         self.snapshots.expect_restore(row)
         return spec

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from arl_core.domain.model import CpuSharing
@@ -62,8 +63,9 @@ class TestStart:
         await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
         assert (await cpu.executor.next_start()).expected_cpu_s == 1.0
 
-    async def test_policy_that_counts_no_cores_ignores_sharing(self, rows: Rows) -> None:
-        async with managing(rows, policy="overcommitted") as cpu:
+    @pytest.mark.parametrize("policy", ["overcommitted", "static"])
+    async def test_policy_with_pods_ignores_sharing(self, rows: Rows, policy: str) -> None:
+        async with managing(rows, policy=policy) as cpu:
             assert (await sharing(cpu)).sharing is None
 
 

@@ -13,7 +13,17 @@ from arl_core.control.cpu_weights import CpuShareState, CpuWeightRange, cpu_weig
 from arl_core.domain.model import CpuSharing
 from arl_cpu.contract.executor import ExecSpec
 from support.conditions import eventually
-from support.sandbox import Bench, a_bench, a_command, a_program, an_environment, living_descendants, sandboxes, shared
+from support.sandbox import (
+    Bench,
+    a_bench,
+    a_command,
+    a_program,
+    an_environment,
+    cgroups_of,
+    living_descendants,
+    sandboxes,
+    shared,
+)
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))[:2]
 SPIN = "while True: pass"
@@ -150,6 +160,20 @@ async def test_short_class_gets_more_of_the_cores_than_a_long_one(bench: Bench) 
     }
     wanted = cpu_weights(states, cores=1, weights=CpuWeightRange(2, 1 << 18, 1024))
     assert reports[0].cpu_us / reports[1].cpu_us == pytest.approx(wanted["short"] / wanted["long"], rel=0.4)
+
+
+async def test_weights_of_exclusive_cores_and_of_all_sandboxes_grow_with_the_cores(bench: Bench) -> None:
+    assert bench.launcher is not None
+    if bench.enforcement["cpu_weight"] != "enforced":
+        pytest.skip("no weights")
+    spec = a_command("sleep", "60", cpu_milli=1500, cores=CORES)
+    await bench.begin(spec)
+    await eventually(lambda: bool(processes_of(bench, "sleep 60")))
+    [group] = [each for each in cgroups_of(bench.launcher) if (each / "cpu.shares").exists()] or [None]
+    if group is not None:
+        node = len(os.sched_getaffinity(bench.launcher.pid))
+        assert [int((path / "cpu.shares").read_text()) for path in (group, group.parent)] == [1536, 102 * node]
+    await cancel(bench, spec)
 
 
 class TestUnusedCores:

@@ -1,12 +1,14 @@
 """Test the state of an attempt that shares cores, with a processor time that the test gives."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from arl_core.domain.model import CpuSharing
 from arl_cpu.launcher.cpu_sharing.environment_cpu import MAX_TASKS, CgroupCpu, task_sample
 from arl_cpu.launcher.cpu_sharing.shared_attempt import SharedAttempt
+from arl_cpu.launcher.linux.cgroups import CgroupV2
 from support.sandbox import a_command, shared
 
 
@@ -175,3 +177,17 @@ def test_state_of_an_ended_thread_is_not_runnable() -> None:
     cpu = CgroupCpu(group)  # type: ignore[arg-type]
     assert not cpu.is_runnable()
     assert group.reads == 1
+
+
+def test_group_of_cgroup_v2_gets_weight_and_quota_only_where_they_change(tmp_path: Path) -> None:
+    for name in ("cpu.max", "cpu.weight", "cpuset.cpus"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "cpu.stat").write_text("usage_usec 1500\nuser_usec 1000\n")
+    (tmp_path / "cgroup.threads").write_text("12\n345\n")
+    group = CgroupV2(tmp_path)
+    group.set_cpu(cpu_milli=None, cores=(1, 2))
+    group.set_weight(100)
+    written = {name: (tmp_path / name).read_text() for name in ("cpu.max", "cpu.weight", "cpuset.cpus")}
+    assert written == {"cpu.max": "max 100000", "cpu.weight": "", "cpuset.cpus": "1,2"}
+    group.set_weight(250)
+    assert ((tmp_path / "cpu.weight").read_text(), group.cpu_us(), group.tasks()) == ("250", 1500, [12, 345])
