@@ -72,16 +72,8 @@ RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024),
 
 PROGRAM_FIELDS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
 SANDBOX_FIELDS = (
-    *PROGRAM_FIELDS,
-    "env",
-    "files",
-    "fetch",
-    "environment",
-    "demand",
-    "elasticity",
-    "require",
-    "wall_timeout_s",
-)
+    *PROGRAM_FIELDS, "env", "files", "fetch", "environment", "demand", "elasticity", "require", "wall_timeout_s",
+)  # fmt: skip
 
 
 class SubmitActionRequest(StrictModel):
@@ -322,9 +314,7 @@ class Action(BaseModel):
     state: ActionState
     outcome: ActionOutcome | None = None
     reason: str | None = Field(
-        default=None,
-        description="Limit that the action exceeded, such as `memory`, `timeout_s` or `wall_timeout_s`, or cause of its"
-        " `infra_error`",
+        default=None, description="Limit that was exceeded, such as `memory` or `timeout_s`, or cause of `infra_error`"
     )
     message: str | None = None
     grant_no: int = 0

@@ -72,7 +72,8 @@ class TestTimeLimits:
         reports = await asyncio.gather(*[await bench.begin(spec) for spec in specs])
         assert {report.outcome for report in reports} == {"ok"}
         assert max(report.run_us for report in reports) > 600_000
-        assert all(250_000 < (report.counted_us or 0) < 600_000 for report in reports)
+        if bench.enforcement["cpu_weight"] == "enforced":  # without a cgroup, samples are rare
+            assert all(250_000 < (report.counted_us or 0) < 600_000 for report in reports)
 
     @pytest.mark.slow
     async def test_sixty_four_programs_of_a_second_end_in_a_limit_of_ten(self, bench: Bench) -> None:

@@ -95,7 +95,12 @@ def test_session_in_trajectory_environment_is_accepted() -> None:
 
 def test_omitted_fields_have_defaults() -> None:
     action = SubmitActionRequest.model_validate(BASE)
-    assert (action.timeout_s, action.retries, action.environment.scope, action.demand.cpu) == (300, 0, "ephemeral", 1)
+    assert (action.timeout_s, action.retries, action.environment.scope, action.demand.cpu) == (
+        300,
+        0,
+        "ephemeral",
+        None,
+    )
 
 
 def test_problem_details_restore_the_original_error() -> None:
