@@ -355,7 +355,7 @@ class WorkloadSimulation:
         }
         if len(states) < len(active) or not states:
             return None
-        found = cpu_weights(states, cores=cores, weights=CpuWeightRange(1, 10_000))
+        found = cpu_weights(states, cores=cores, weights=CpuWeightRange(1, 10_000_000, per_core=10_000))
         return {action_id: float(found[action_id]) for action_id in states}
 
     def _wanted_units(self, running: _SimRunningAction, resources: Resources) -> float:

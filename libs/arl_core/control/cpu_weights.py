@@ -53,7 +53,9 @@ class CpuWeightRange:
         return min(self.most, max(self.least, round(self.per_core * cores)))
 
 
-def cpu_weights(running: Mapping[HolderT, CpuShareState], *, cores: float, weights: CpuWeightRange) -> dict[HolderT, int]:
+def cpu_weights(
+    running: Mapping[HolderT, CpuShareState], *, cores: float, weights: CpuWeightRange
+) -> dict[HolderT, int]:
     """Return the kernel weight of each running action: its target share in cores, times the weight of a core.
 
     Args:
