@@ -126,6 +126,7 @@ class TestSharedCores:
             max_size=60,
         )
     )
+    @example([("share", 1, 500), ("unused", 0, 6000), ("start", 2, 6000)])
     def test_shared_attempts_always_have_cores_for_their_guarantees(self, steps: list[tuple[str, int, int]]) -> None:
         holdings = holdings_with()
         owned: dict[int, int] = {}

@@ -36,9 +36,9 @@ class Cpu:
 class Run:
     """An attempt that starts at 0 s and is sampled ten times a second."""
 
-    def __init__(self, *, declared: bool = False, guarantee: int = 100) -> None:
+    def __init__(self, *, declared: bool = False) -> None:
         self.cpu, self.now = Cpu(), 0.0
-        sharing = CpuSharing(guarantee_milli=guarantee, is_declared=declared)
+        sharing = CpuSharing(guarantee_milli=100, is_declared=declared)
         self.attempt = SharedAttempt(a_command("true", **shared()), sharing, self.cpu, now=0.0)
         self.timeouts = 0
 
@@ -133,7 +133,7 @@ class TestUnusedCores:
         assert run.attempt.unused_milli() == pytest.approx(200, abs=5)
 
     def test_declared_minimum_is_kept(self) -> None:
-        run = Run(declared=True, guarantee=500)
+        run = Run(declared=True)
         run.go(3.0)
         assert run.attempt.unused_milli() == 0
 
