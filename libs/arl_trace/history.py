@@ -172,7 +172,7 @@ def root_span_id(action: UUID) -> bytes:
 def spans_of(history: ActionHistory, context: TraceContext | None = None) -> Iterator[ActionSpan]:
     """Yield the root span first, the others in order of their start. The end is None while a span lasts."""
     root, settle, _ = _span_ids(history.id, 0)
-    error = (history.reason or str(history.outcome)) if history.outcome in ERROR_OUTCOMES else None
+    error = _error_of(history)
     yield _root_span(history, root, (context or history.context).parent_id, error)
     since = history.created_at
     for attempt in history.attempts:
@@ -187,6 +187,14 @@ def spans_of(history: ActionHistory, context: TraceContext | None = None) -> Ite
     if history.settled_at is not None:
         finished = _finished_at(history, history.current_attempt) if history.current_attempt is not None else None
         yield ActionSpan("settle", settle, root, finished or history.settled_at, history.settled_at)
+
+
+def _error_of(history: ActionHistory) -> str | None:
+    """Return the cause of a failure. The reason of a timeout only names the limit."""
+    if history.outcome not in ERROR_OUTCOMES:
+        return None
+    is_timeout = history.outcome is ActionOutcome.USER_TIMEOUT
+    return str(history.outcome) if is_timeout else history.reason or str(history.outcome)
 
 
 def _root_span(history: ActionHistory, span_id: bytes, parent_id: bytes | None, error: str | None) -> ActionSpan:
