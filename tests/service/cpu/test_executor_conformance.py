@@ -1,15 +1,17 @@
 """Test the contract between manager and executor, with every executor."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from arl_core.domain.model import Fence
 from arl_cpu.contract.simulated_executor import SimulatedExecutor
-from support.sandbox import Bench, a_bench, a_command, a_program, an_environment, sandboxes
+from support.sandbox import Bench, a_bench, a_command, a_program, an_environment, sandboxes, shared
 
 REAL = ("unsafe-local", *sandboxes())
 
@@ -49,6 +51,21 @@ class TestEveryExecutor:
         report = await bench.run(a_command("sleep", "30", timeout_s=0.2))
         assert report.outcome == "user_timeout"
         assert 200_000 <= report.run_us < 5_000_000
+
+    @pytest.mark.parametrize("fields", [{}, shared()], ids=["exclusive", "shared"])
+    @pytest.mark.parametrize(("wall_s", "limit"), [(None, "timeout_s"), (0.1, "wall_timeout_s")])
+    async def test_reason_of_a_timeout_names_the_limit(
+        self, bench: Bench, fields: dict[str, Any], wall_s: float | None, limit: str
+    ) -> None:
+        report = await bench.run(a_command("sleep", "30", timeout_s=0.2, wall_timeout_s=wall_s, **fields))
+        assert (report.outcome, report.reason) == ("user_timeout", limit)
+        assert report.counted_us is not None
+        assert 100_000 <= report.run_us < 1_200_000
+
+    async def test_shared_cores_can_be_set_with_and_without_shared_attempts(self, bench: Bench) -> None:
+        await bench.executor.set_shared_cores((0,))
+        assert (await bench.run(a_command("true", **shared()))).outcome == "ok"
+        await bench.executor.set_shared_cores(tuple(os.sched_getaffinity(0)))
 
     async def test_killed_attempt_is_cancelled(self, bench: Bench) -> None:
         spec = a_command("sleep", "30")
