@@ -242,6 +242,7 @@ async def test_sdk_call_returns_responses_and_raises_typed_errors(site: Site) ->
         assert [each.name for each in await tangram.endpoints()] == ["away", "many", "search", "slow"]
 
 
+@pytest.mark.slow
 async def test_endpoint_that_no_broker_ever_had_is_refused(site: Site) -> None:
     site.system.kill("api")
     connection = await asyncpg.connect(site.system.owner_url)

@@ -29,6 +29,7 @@ def client_of(system: System) -> httpx.AsyncClient:
     return system.client()
 
 
+@pytest.mark.slow
 async def test_actions_settle_without_notifications(api: httpx.AsyncClient) -> None:
     items = (await api.post("/v1/actions:batch", json={"actions": [TRUE] * 20})).json()["items"]
     ids = [item["id"] for item in items]

@@ -159,6 +159,7 @@ BLOCKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocker", BLOCKERS)
 async def test_failed_program_that_blocks_its_files_stays_failed(api: httpx.AsyncClient, blocker: str) -> None:
     code = BLOCKING_PROGRAM.replace("BLOCK", BLOCKERS[blocker])

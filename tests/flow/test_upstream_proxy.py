@@ -177,6 +177,7 @@ async def test_range_is_refused_on_an_endpoint_with_secrets(site: Site) -> None:
     assert not site.there.asked
 
 
+@pytest.mark.slow
 async def test_call_without_a_live_broker_returns_504_at_its_deadline(site: Site) -> None:
     headers = {"tangram-deadline_s": "0.5"}
     site.system.kill("api")

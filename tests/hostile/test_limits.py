@@ -158,6 +158,7 @@ class TestKillStages:
         assert (report.outcome in ends_of_a_bomb(sandbox), report.environment_lost) == (True, False), report
         await sandbox.destroy(environment.id)
 
+    @pytest.mark.slow
     async def test_stopped_agent_loses_its_environment_but_keeps_the_outcome(self, sandbox: Bench) -> None:
         environment = an_environment()
         await sandbox.run(a_command("true", environment=environment))

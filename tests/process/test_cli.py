@@ -35,6 +35,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 class TestSimulate:
+    @pytest.mark.slow
     def test_simulate_replays_a_recorded_trace(self, machine: Machine, tmp_path: Path) -> None:
         for _ in range(3):
             machine.cli("submit", "--task", "recorded", "--trajectory", "t1", "--", "sleep", "0.2")
@@ -336,6 +337,7 @@ def test_curl_submits_an_action_and_gets_its_outcome(machine: Machine) -> None:
     assert (action["outcome"], action["result"]["stdout"]["text"]) == ("ok", "42\n")
 
 
+@pytest.mark.slow
 def test_demo_rewards_right_answers_and_no_reward_hacks(machine: Machine) -> None:
     done = machine.cli("bench", "demo", "--running", "--json", "--quick", "--trajectories", "3")
     figures = json.loads(done.stdout)["figures"]
@@ -348,6 +350,7 @@ def test_demo_rewards_right_answers_and_no_reward_hacks(machine: Machine) -> Non
         assert figures[f"{name}_right_mean"] > figures[f"{name}_wrong_mean"]
 
 
+@pytest.mark.slow
 async def test_interrupted_demo_ends_the_environments_of_its_rollouts(machine: Machine) -> None:
     """They would keep their memory until their idle time has passed."""
     demo = machine.begin("bench", "demo", "--running", "--quick", "--trajectories", "2")

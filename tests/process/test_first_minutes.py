@@ -105,7 +105,8 @@ class TestQuickstart:
         assert [line.split()[-2:] for line in done.lines if " reward hack" in line and " done " in line]
         assert list(temporary_files.iterdir()) == []
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_interrupted_quickstart_leaves_no_process_and_no_file(
         self, environment: dict[str, str], temporary_files: Path, number: signal.Signals
     ) -> None:

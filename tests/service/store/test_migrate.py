@@ -42,6 +42,7 @@ async def test_partition_creation_fails_fast_during_a_backup(database: str) -> N
             await tx.first(text("select count(*) from actions"))
 
 
+@pytest.mark.slow
 async def test_upgrade_waits_for_a_backup_without_blocking_readers(database: str) -> None:
     async with backed_up(database), store_of(database, "gateway") as store:
         upgrading = asyncio.create_task(upgrade(database, PASSWORDS))
