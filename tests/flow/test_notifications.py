@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import httpx
+import pytest
 import pytest_asyncio
 
 from support.postgres import Databases
