@@ -31,8 +31,10 @@ type observedProblem struct {
 }
 
 func squared(n int) tangram.SubmitActionRequest {
+	cores := tangram.NewCpuRange(0.5)
+	cores.SetMax(1)
 	demand := tangram.NewDemandSpec()
-	demand.SetCpu(tangram.CpuRangeAsCpu(tangram.NewCpuRange(0.5, 1)))
+	demand.SetCpu(tangram.CpuRangeAsCpu(cores))
 	demand.SetMemoryMib(64)
 	body := tangram.NewSubmitActionRequest(task)
 	body.SetArgv([]string{"python3", "-c", fmt.Sprintf("print(%d ** 2)", n)})
