@@ -22,7 +22,8 @@ TIMEOUT_S = 240.0
 TANGRAM = (sys.executable, "-m", "arl_tangram.cli")
 QUICKSTART = (*TANGRAM, "quickstart", "--agents", "2")
 CLAIM = re.compile(
-    r"Same 4 rollouts, same \d cores: \d+ s → \d+ s; cores held \d+ → \d+ core-s; 2 kinds of reward hack, 0 paid"
+    r"Same 4 rollouts, same \d cores: \d+ s → \d+ s \(pods without limits: \d+ s\);"
+    r" cores held \d+ → \d+ core-s; 2 kinds of reward hack, 0 paid"
 )
 
 
@@ -134,9 +135,10 @@ class TestDemo:
         lines = done.stdout.splitlines()
         assert CLAIM.fullmatch(lines[-1]), done.stdout
         assert too_wide(lines[:-1]) == []
-        rows = [line.split()[-3:] for line in lines if line.strip().startswith(("one pod per rollout", "Tangram"))]
-        assert rows == [["0", "of", "4"], ["0", "of", "4"]]
-        for policy in ("one pod per rollout", "Tangram"):
+        policies = ("one pod per rollout", "pods without limits", "Tangram")
+        rows = [line.split()[-3:] for line in lines if line.strip().startswith(policies)]
+        assert rows == [["0", "of", "4"]] * 3
+        for policy in policies:
             assert f"{policy}: starting a system" in done.stderr
             assert re.search(rf"{policy}: +\d+ s, 4 of 4 rollouts done, \d+ actions", done.stderr)
         assert (tmp_path / "tangram-demo.png").read_bytes().startswith(b"\x89PNG")
