@@ -26,7 +26,7 @@ MIN_HISTORY_FRACTION = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryState:
-    """What is known of an open trajectory."""
+    """The known facts about an open trajectory."""
 
     turns: int
     """Actions that have ended."""
@@ -88,8 +88,8 @@ def _from_history(state: TrajectoryState, pace_s: float) -> RestPrediction | Non
     total_s = math.exp(fmean(logs))
     rest_s = max(total_s - state.solo_s, MIN_HISTORY_FRACTION * total_s, MIN_HISTORY_FRACTION * pace_s)
     deviation = stdev(logs) if len(logs) > 1 else HISTORY_LOG_DEVIATION
-    # The error of the total falls on the rest, which is a smaller number the longer the trajectory has run.
-    return RestPrediction(rest_s, max(MIN_LOG_DEVIATION, deviation) * max(1.0, total_s / (total_s + rest_s) * 2))
+    # The whole error of the total is in the rest. Relative to a small rest, it is large.
+    return RestPrediction(rest_s, max(MIN_LOG_DEVIATION, deviation) * max(1.0, total_s / rest_s))
 
 
 def _combine(predictions: Iterable[RestPrediction]) -> RestPrediction | None:
