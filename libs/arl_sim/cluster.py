@@ -18,6 +18,7 @@ from arl_core.domain.model import (
     ResourceShape,
     slot_resource,
 )
+from arl_core.durations.shared_demand import SHARED_GUARANTEE_MILLI, SHARED_SLOT_MILLI
 from arl_sim.workload import ActionWork, ResourceKind
 
 __all__ = [
@@ -36,8 +37,6 @@ SERVICE_SLOTS = 64
 FREE_BATCH_SIZE = 4.0
 """Batch size up to which a batch takes no longer than one action; an assumption."""
 ENVIRONMENT_MIB = 2048
-SHARED_SLOT_MILLI, SHARED_GUARANTEE_MILLI = 500, 100
-"""Milli-cores that count for an action that shares cores, and that it is guaranteed; as in admission."""
 NODE_MIB = 1 << 20
 """Memory of a node in MiB if none is given; large enough never to limit a simulation."""
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from arl_admission.verifiers.payloads import is_verified, verifier_payload
 from arl_core.domain.model import ResourceShape, call_resource, slot_resource
+from arl_core.durations.shared_demand import SHARED_GUARANTEE_MILLI, SHARED_SLOT_MILLI
 from arl_wire.actions.action import AmdahlElasticity, CpuRange, NoElasticity, SubmitActionRequest, TableElasticity
 from arl_wire.calls import CallRequest
 from arl_wire.internal.admission import AdmitItem, CoalescedCall
@@ -22,11 +23,6 @@ __all__ = ["CAPABILITY_OF", "CpuForm", "NewAction", "demand_of", "normalise"]
 
 ELASTIC_STEP_MILLI = 1000
 CpuForm = Literal["exclusive", "shared"]
-SHARED_SLOT_MILLI, SHARED_GUARANTEE_MILLI = 500, 100
-"""Milli-cores that the scheduler counts for a shared action without a declared minimum, and that it is guaranteed.
-
-Two of them per core: a program uses a core for 20 to 50 % of its time, and an idle core between two commands is lost.
-"""
 _ITEMS_ADAPTER = TypeAdapter(list[ScoreItem])
 """Adapter for all items in one call."""
 CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}

@@ -71,16 +71,11 @@ class LocalEngineFixture:
 
 
 @dataclass(frozen=True)
-class RayEngineFixture:
-    """Nodes on a Ray cluster of this machine."""
+class ClusterNodes:
+    """Nodes whose states are in NAMESPACE/NODE/state below the directory `nodes` of a cluster on this machine."""
 
     machine: Machine
-    cluster: RayCluster
-
-    def command(self) -> tuple[str, ...]:
-        connection = ("--address", self.cluster.address, "--ray-token", str(self.cluster.token))
-        nodes = ("--node-dir", str(self.cluster.directory / "nodes"), "--resource", RESOURCE)
-        return ("engine", "ray", "--ray-python", str(RAY_PYTHON), *connection, *nodes)
+    cluster: RayCluster | SlurmCluster
 
     def process_ids(self, pool: str) -> dict[str, int]:
         return locked_by(self.cluster.directory / "nodes", pool)
@@ -91,6 +86,18 @@ class RayEngineFixture:
 
     def lose_node(self, node: str) -> None:
         os.kill(self.process_ids(node.rpartition("-")[0])[node], signal.SIGKILL)  # its children die with it
+
+
+@dataclass(frozen=True)
+class RayEngineFixture(ClusterNodes):
+    """Nodes on a Ray cluster of this machine."""
+
+    cluster: RayCluster
+
+    def command(self) -> tuple[str, ...]:
+        connection = ("--address", self.cluster.address, "--ray-token", str(self.cluster.token))
+        nodes = ("--node-dir", str(self.cluster.directory / "nodes"), "--resource", RESOURCE)
+        return ("engine", "ray", "--ray-python", str(RAY_PYTHON), *connection, *nodes)
 
     def ray_node_of(self, node: str) -> str:
         """Return Ray's id of the node's Ray node."""
@@ -99,25 +106,14 @@ class RayEngineFixture:
 
 
 @dataclass(frozen=True)
-class SlurmEngineFixture:
+class SlurmEngineFixture(ClusterNodes):
     """Nodes as jobs of a Slurm cluster of this machine."""
 
-    machine: Machine
     cluster: SlurmCluster
 
     def command(self) -> tuple[str, ...]:
         nodes = ("--node-dir", str(self.cluster.directory / "nodes"), "--partition", PARTITION)
         return ("engine", "slurm", *nodes, "--time", "20", "--signal-before", "90")
-
-    def process_ids(self, pool: str) -> dict[str, int]:
-        return locked_by(self.cluster.directory / "nodes", pool)
-
-    def kill_manager(self, node: str) -> None:
-        (file,) = (self.cluster.directory / "nodes").glob(f"*/{node}/state/processes.json")
-        os.kill(json.loads(file.read_text())["processes"]["cpu"]["pid"], signal.SIGKILL)
-
-    def lose_node(self, node: str) -> None:
-        os.kill(self.process_ids(node.rpartition("-")[0])[node], signal.SIGKILL)  # its children die with it
 
     def job_of(self, node: str) -> str:
         """Return the id of the node's job."""

@@ -137,22 +137,7 @@ async def _controlled(
 ) -> AsyncIterator[None]:
     """Run a controller of the pool, with the smallest number of nodes ready. At the end, stop its nodes."""
     log = system.directory / "controller.log"
-    command = [sys.executable, "-m", "arl_tangram.cli", "engine", "local", "--dir", str(system.directory)]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
-    environment["TANGRAM_MEMORY_MIB"] = str(memory_mib)
-
-    def start(*flags: str) -> subprocess.Popen[bytes]:
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [*command, "--pool", pool, *flags],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    controller = start("--stop-nodes")
+    controller = _start_controller(system, pool, log, memory_mib=memory_mib)
     try:
         await _until_ready(client, name, controller, log)
         yield
@@ -163,6 +148,20 @@ async def _controlled(
         except subprocess.TimeoutExpired:
             controller.kill()
             raise Unavailable(f"the nodes of pool {name} did not stop: {_last_lines(log)}") from None
+
+
+def _start_controller(system: BenchSystem, pool: str, log: Path, *, memory_mib: int) -> subprocess.Popen[bytes]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
+    options = ["--dir", str(system.directory), "--pool", pool, "--stop-nodes"]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "arl_tangram.cli", "engine", "local", *options],
+            env=environment | {"TANGRAM_MEMORY_MIB": str(memory_mib)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
 
 async def _until_ready(client: AsyncTangram, name: str, controller: subprocess.Popen[bytes], log: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 from typing import Any
 
@@ -45,7 +45,7 @@ class _StepRun:
     """Mean cores that other processes of the machine used meanwhile, the system's services included."""
 
     def values(self) -> dict[str, float]:
-        acts = sorted(self.result.act_s)
+        acts = self.result.act_s
         return {
             "act_s": fmean(acts),
             "p99_s": quantiles(acts, n=100)[98],
@@ -54,29 +54,28 @@ class _StepRun:
         }
 
 
-@dataclass(slots=True)
-class _Runs:
-    by_case: dict[tuple[StepWorkloadName, str], dict[int, _StepRun]] = field(default_factory=dict)
+_Runs = dict[tuple[StepWorkloadName, str], dict[int, _StepRun]]
+"""Runs by workload and contender, and by seed."""
 
 
 def run_step_comparison(
     config: StepBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return figures and samples. The contenders run each seed one after the other, in random order."""
-    runs = _Runs()
+    runs: _Runs = {}
     for workload in config.workloads:
         for seed in range(config.first_seed, config.first_seed + config.seeds):
             order = list(config.contenders)
             random.Random(f"{workload}/{seed}").shuffle(order)
             for contender in order:
                 run = _run_one(workload, seed, contender, config)
-                runs.by_case.setdefault((workload, contender), {})[seed] = run
+                runs.setdefault((workload, contender), {})[seed] = run
                 found = run.values()
                 report_progress(
                     f"{workload} seed {seed} {contender}: ACT {found['act_s']:.3f} s, step {found['step_s']:.2f} s"
                     f" of at least {found['floor_s']:.2f} s"
                 )
-    return _figures(config, runs), _samples(runs)
+    return _figures(runs), _samples(runs)
 
 
 def _run_one(workload: StepWorkloadName, seed: int, contender: str, config: StepBenchConfig) -> _StepRun:
@@ -99,14 +98,14 @@ def _run_one(workload: StepWorkloadName, seed: int, contender: str, config: Step
     return _StepRun(result, floor_s(step, cores=cores), foreign)
 
 
-def _figures(config: StepBenchConfig, runs: _Runs) -> dict[str, float]:
+def _figures(runs: _Runs) -> dict[str, float]:
     figures: dict[str, float] = {}
-    for (workload, contender), by_seed in runs.by_case.items():
+    for (workload, contender), by_seed in runs.items():
         values = [run.values() for run in by_seed.values()]
         for name in ("act_s", "p99_s", "step_s"):
             figures[f"{workload}_{contender}_{name}"] = round(median(each[name] for each in values), 4)
         figures[f"{workload}_floor_s"] = round(median(each["floor_s"] for each in values), 3)
-        base = runs.by_case.get((workload, UNLIMITED))
+        base = runs.get((workload, UNLIMITED))
         if base is None or contender == UNLIMITED:
             continue
         for name in ("act", "p99", "step"):
@@ -133,7 +132,7 @@ def _samples(runs: _Runs) -> dict[str, Any]:
             | {"cpu_s": round(run.result.cpu_s, 3), "foreign_cores": round(run.foreign_cores, 3)}
             for seed, run in by_seed.items()
         ]
-        for (workload, contender), by_seed in runs.by_case.items()
+        for (workload, contender), by_seed in runs.items()
     }
 
 

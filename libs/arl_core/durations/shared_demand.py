@@ -5,8 +5,20 @@ from typing import Protocol, runtime_checkable
 
 from arl_core.domain.model import ActionClass, Resources
 
-__all__ = ["CpuUsage", "CpuUsageModel", "NoCpuUsage", "shared_start_amounts"]
+__all__ = [
+    "SHARED_GUARANTEE_MILLI",
+    "SHARED_SLOT_MILLI",
+    "CpuUsage",
+    "CpuUsageModel",
+    "NoCpuUsage",
+    "shared_start_amounts",
+]
 
+SHARED_SLOT_MILLI, SHARED_GUARANTEE_MILLI = 500, 100
+"""Milli-cores that the scheduler counts for a shared action without a declared minimum, and that it is guaranteed.
+
+Two of them per core: a program uses a core for 20 to 50 % of its time, and an idle core between two commands is lost.
+"""
 MIN_RUNS = 4
 """Runs of a class before its use of cores is believed."""
 SHORT_CPU_S = 0.1

@@ -48,7 +48,7 @@ class NodeJob:
         self._is_stopping = False
         self._kill_at = float("inf")
         self._ends_at: float | None = None
-        """Monotonic time of the end of the job; infinity without a limit, None until Slurm has told it."""
+        """Monotonic time of the end of the job; infinity without a limit, None until it is known."""
         self._unanswered = 0
         """Number of questions for the time limit that Slurm did not answer."""
         self._start_at = 0.0

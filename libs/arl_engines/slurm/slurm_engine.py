@@ -67,7 +67,7 @@ class SlurmQueue(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmOptions:
-    """How the jobs are submitted."""
+    """The options of all jobs."""
 
     node_python: str
     """Interpreter, on the Slurm nodes, of an environment with the server packages."""

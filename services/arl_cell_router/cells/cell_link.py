@@ -35,7 +35,7 @@ HeaderPairs = Iterable[tuple[str, str]]
 
 
 class CellAvailability:
-    """Whether a cell answers, from its last checks. The first check counts at once."""
+    """The availability of a cell, from its last checks. The first check counts at once."""
 
     def __init__(self) -> None:
         self.problem: str | None = "it was not checked yet"

@@ -19,7 +19,7 @@ OWN_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 @dataclass(slots=True)
 class PoolWait:
-    """Whether a request waits for a free connection. Pass it to the session as `trace_request_ctx`."""
+    """The wait of a request for a free connection. Pass it to the session as `trace_request_ctx`."""
 
     is_waiting: bool = False
 

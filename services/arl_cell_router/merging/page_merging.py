@@ -137,7 +137,7 @@ _NAMES: Mapping[str, Callable[[Item], str]] = {
     "queues": itemgetter("task"),
     "keys": itemgetter("fingerprint"),
 }
-"""What is the same in all cells, by the last segment of the list's path."""
+"""Fields that identify an item in all cells, by the last segment of the list's path."""
 
 
 def _environment_order(item: Item) -> tuple[datetime, str]:

@@ -20,7 +20,7 @@ MAX_DIGITS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """What a request says about its cell."""
+    """The parts of a request that determine its cell."""
 
     ids: Mapping[str, UUID] = field(default_factory=dict)
     """Ids of existing resources, by the name of their field or parameter."""

@@ -1,4 +1,4 @@
-"""What requests say about their cell. A malformed value counts as absent: the cell's gateway reports it."""
+"""The parts of a request that determine its cell. A malformed value counts as absent: the cell's gateway reports it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

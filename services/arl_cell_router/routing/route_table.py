@@ -1,4 +1,4 @@
-"""Which requests concern one cell, and which ones the router answers from several."""
+"""The table of routes: requests of one cell, and requests that the router answers from several cells."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ __all__ = ["RouteKind", "RouteMatch", "match_route"]
 
 
 class RouteKind(StrEnum):
-    """How the router serves a request."""
+    """The ways to serve a request."""
 
     ACTION = "action"
     ENVIRONMENT = "environment"

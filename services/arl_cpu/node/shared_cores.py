@@ -39,7 +39,7 @@ class SharedCores:
         return self._allocations.shared_cores in (None, self._sent)
 
     async def apply(self) -> None:
-        """Tell the executor which cores are shared, if that changed.
+        """Send the shared cores to the executor if they changed.
 
         Call it after cores were assigned and before the executor gets the attempt that has them.
         """
