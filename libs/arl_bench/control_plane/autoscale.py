@@ -83,7 +83,7 @@ def run_autoscale(
     nodes = max(ceil(max(map(peak_commands, bursts)) / config.cores), ceil(config.trajectories / config.environments))
     options = {
         "fixed": f"min={nodes},max={nodes}",
-        "scaled": f"min={config.min_nodes},max={nodes},target={config.target_s},cooldown={config.cooldown_s}",
+        "scaled": f"min={min(config.min_nodes, nodes)},max={nodes},target={config.target_s},cooldown={config.cooldown_s}",
     }
     results: dict[str, list[_PoolResult]] = {name: [] for name in POOLS}
     for repeat in range(config.repeats):
