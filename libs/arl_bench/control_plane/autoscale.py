@@ -81,9 +81,10 @@ def run_autoscale(
     """
     bursts = _bursts(config)
     nodes = max(ceil(max(map(peak_commands, bursts)) / config.cores), ceil(config.trajectories / config.environments))
+    least = min(config.min_nodes, nodes)
     options = {
         "fixed": f"min={nodes},max={nodes}",
-        "scaled": f"min={min(config.min_nodes, nodes)},max={nodes},target={config.target_s},cooldown={config.cooldown_s}",
+        "scaled": f"min={least},max={nodes},target={config.target_s},cooldown={config.cooldown_s}",
     }
     results: dict[str, list[_PoolResult]] = {name: [] for name in POOLS}
     for repeat in range(config.repeats):
