@@ -95,7 +95,7 @@ def normalise(
     queue_id: int,
     gang: GangMembership | None = None,
     registered: Collection[str] = (),
-    cpu_form: CpuForm = "exclusive",
+    cpu_form: CpuForm = "shared",
 ) -> NewAction:
     """Return the rows of an action.
 
@@ -147,7 +147,7 @@ def normalise(
     )
 
 
-def demand_of(action: SubmitActionRequest, cpu_form: CpuForm = "exclusive") -> dict[str, int]:
+def demand_of(action: SubmitActionRequest, cpu_form: CpuForm = "shared") -> dict[str, int]:
     """Return minimum amounts in integers. Actions without a process need no cores; model scores need a slot."""
     if action.endpoint is not None:
         return {call_resource(action.endpoint): 1}

@@ -20,7 +20,7 @@ class AdmissionSettings(ServiceSettings):
         default=7 * 86400, ge=1, le=3650 * 86400, description="Seconds for which a settled action can be read"
     )
     cpu_form: Literal["exclusive", "shared"] = Field(
-        default="exclusive", description="Form of the CPU demand of actions that do not choose one"
+        default="shared", description="Form of the CPU demand of actions that do not choose one"
     )
     forget_node_after_s: float = Field(
         default=86400,

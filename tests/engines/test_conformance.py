@@ -103,7 +103,7 @@ async def test_pool_scales_under_load_and_loses_nothing(start_pool: StartPool, m
     await pool.until_ready(1)
     keeps = {"trajectory": "lives", "scope": "trajectory"}
     home = (await pool.run(0, **keeps)).node
-    burst = [asyncio.create_task(pool.run(1.0)) for _ in range(60)]
+    burst = [asyncio.create_task(pool.run(1.0, cpu=1)) for _ in range(60)]
     names = await pool.until_ready(3)
     await asyncio.gather(*burst)
     assert {action.result().node for action in burst} == names

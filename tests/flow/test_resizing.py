@@ -31,8 +31,8 @@ TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one cor
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases) -> AsyncIterator[System]:
     owner_url = await databases.clone()
-    policy = {"scheduler": {"TANGRAM_POLICY": "spar_m"}}
-    async with running_system(owner_url, driver="unsafe-local", cores=2, overrides=policy) as system:
+    settings = {"scheduler": {"TANGRAM_POLICY": "spar_m"}, "admission": {"TANGRAM_CPU_FORM": "exclusive"}}
+    async with running_system(owner_url, driver="unsafe-local", cores=2, overrides=settings) as system:
         yield system
     await databases.drop(owner_url)
 

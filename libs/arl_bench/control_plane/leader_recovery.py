@@ -17,7 +17,7 @@ from statistics import quantiles
 from typing import Any
 from uuid import UUID
 
-from arl_bench.harness.bench_system import BenchSystem, bench_system
+from arl_bench.harness.bench_system import EXCLUSIVE_CORES, BenchSystem, bench_system
 from arl_bench.harness.process_usage import tree_cpu_s
 from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
@@ -41,7 +41,7 @@ def run_leader_recovery(
     waiting: int, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return figures, whose names do not contain the queue length, and the measured values."""
-    with bench_system(driver="simulated", cores=CORES) as system:
+    with bench_system(driver="simulated", cores=CORES, environment=EXCLUSIVE_CORES) as system:
         found = asyncio.run(_measure(system, waiting, report_progress))
     cuts = quantiles(found["submit_s"], n=100, method="inclusive")
     figures = {

@@ -145,10 +145,11 @@ def pod_cores_of(policy: str, *, cores: int, trajectories: int) -> float | None:
 
 
 def settings_of(policy: str, pod_cores: float | None) -> dict[str, str]:
-    """Return the environment variables of scheduler and node. They override the user's policy; ours is SPAR-M."""
-    if pod_cores is None:
-        return {"TANGRAM_POLICY": FCFS if policy == FCFS else "spar_m"}
-    return {"TANGRAM_POLICY": STATIC if policy == SHRUNK else policy, "TANGRAM_POD_CORES": f"{pod_cores:.3f}"}
+    """Return the environment variables of the system. They override the user's; ours is SPAR-M with shared cores."""
+    if policy == TANGRAM:
+        return {"TANGRAM_POLICY": "spar_m", "TANGRAM_CPU_FORM": "shared"}
+    exclusive = {"TANGRAM_POLICY": STATIC if policy == SHRUNK else policy, "TANGRAM_CPU_FORM": "exclusive"}
+    return exclusive if pod_cores is None else exclusive | {"TANGRAM_POD_CORES": f"{pod_cores:.3f}"}
 
 
 def _shared_core_s(actions: Sequence[Action], *, cores: float) -> float:

@@ -19,6 +19,7 @@ from arl_tangram.async_client import AsyncTangram
 from arl_wire.errors import Unavailable
 
 __all__ = [
+    "EXCLUSIVE_CORES",
     "POLL_INTERVAL_S",
     "START_TIMEOUT_S",
     "BenchSystem",
@@ -70,6 +71,10 @@ class BenchSystem:
         used = {name: tree_cpu_s(pid) for name, pid in self.process_pids().items()}
         used["supervisor"] -= sum(seconds for name, seconds in used.items() if name != "supervisor")
         return used
+
+
+EXCLUSIVE_CORES = {"TANGRAM_CPU_FORM": "exclusive"}
+"""Setting of a system whose actions get whole, pinned cores."""
 
 
 @contextmanager

@@ -132,7 +132,11 @@ def _run_policy(
     config: ControlPlaneBenchConfig, workload: SimWorkload, policy: PolicyName, level: float
 ) -> ControlPlaneRun:
     cores = config.hardware(level).cores
-    environment = {"TANGRAM_POLICY": policy.value, "TANGRAM_POD_CORES": str(POD_CORES)}
+    environment = {
+        "TANGRAM_POLICY": policy.value,
+        "TANGRAM_POD_CORES": str(POD_CORES),
+        "TANGRAM_CPU_FORM": "exclusive",  # as in the simulation whose times are compared
+    }
     with bench_system(driver="simulated", cores=cores, nodes=config.nodes, environment=environment) as system:
         return asyncio.run(_run_rollouts(system, workload, policy, level, config.compression))
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from arl_bench.harness.bench_system import BenchSystem, bench_system
+from arl_bench.harness.bench_system import EXCLUSIVE_CORES, BenchSystem, bench_system
 from arl_bench.sandboxes.plain_cgroup import PlainCgroup, plain_cgroup
 from arl_bench.sandboxes.resizable_action import ResizableAction, running_resizable_action
 from arl_core.domain.states import ActionOutcome
@@ -76,7 +76,10 @@ def run_cpu_allocation(
     config: CpuAllocationBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any], str]:
     """Return figures, samples, and the limits that the plain program shares with an action."""
-    with bench_system() as system, plain_cgroup(system.process_pids()["cpu-launcher"]) as plain:
+    with (
+        bench_system(environment=EXCLUSIVE_CORES) as system,
+        plain_cgroup(system.process_pids()["cpu-launcher"]) as plain,
+    ):
         rows = asyncio.run(_measure(system, plain, config, report_progress))
         limits = plain.limits
     samples = {**rows.cores, "resize_ms": rows.resize_ms, "use_follows_ms": rows.usage_follows_ms}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from arl_bench.harness.bench_system import BenchSystem, bench_system
+from arl_bench.harness.bench_system import EXCLUSIVE_CORES, BenchSystem, bench_system
 from arl_bench.sandboxes.resizable_action import ResizeFailed, running_resizable_action
 from arl_core.domain.states import ActionOutcome
 from arl_tangram.async_client import AsyncTangram
@@ -140,7 +140,7 @@ def run_resize(
     for missing in (name for name in config.tools if name not in tools):
         report_progress(f"{missing} is left out: {PARALLEL_TOOLS[missing].requirement} is not here")
     # No isolation is needed here, and the tools belong to this Python installation.
-    with bench_system(driver="unsafe-local", cores=2) as system:
+    with bench_system(driver="unsafe-local", cores=2, environment=EXCLUSIVE_CORES) as system:
         rows = asyncio.run(_measure(system, tools, config, report_progress))
     figures: dict[str, float] = {}
     for name in tools:

@@ -17,8 +17,8 @@ __all__ = ["CONTENDERS", "StepBenchConfig", "comparison_table", "run_step_compar
 
 UNLIMITED, UNLIMITED_AGAIN, TANGRAM, EXCLUSIVE = "unlimited", "unlimited_again", "tangram", "exclusive"
 CONTENDERS: Mapping[str, Mapping[str, str]] = {
-    UNLIMITED: {"TANGRAM_POLICY": "unlimited"},
-    UNLIMITED_AGAIN: {"TANGRAM_POLICY": "unlimited"},
+    UNLIMITED: {"TANGRAM_POLICY": "unlimited", "TANGRAM_CPU_FORM": "exclusive"},
+    UNLIMITED_AGAIN: {"TANGRAM_POLICY": "unlimited", "TANGRAM_CPU_FORM": "exclusive"},
     TANGRAM: {"TANGRAM_POLICY": "spar_m", "TANGRAM_CPU_FORM": "shared"},
     EXCLUSIVE: {"TANGRAM_POLICY": "spar_m", "TANGRAM_CPU_FORM": "exclusive"},
 }

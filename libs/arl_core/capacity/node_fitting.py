@@ -105,7 +105,7 @@ class NodeFitter:
         if action.environment is not None:
             pinned = self.pinned_node(action)
             return self.place(action, resources, needed=_needed_resources(resources, pinned), pinned=pinned)
-        place = self._best_fit_index(action.cls, resources)
+        place = self._index_of_node(action.cls, resources)
         if place is None:
             return None
         levels, homes = self.nodes_by_cores, self._nodes_by_environments
@@ -260,7 +260,7 @@ class NodeFitter:
             pool = self.nodes.get(pinned)
             return pinned if pool is not None and pool.is_serving and self._fits(pinned, action.cls, needed) else None
         if action.environment is None:
-            place = self._best_fit_index(action.cls, needed)
+            place = self._index_of_node(action.cls, needed)
             return None if place is None else self.nodes_by_cores[place][1]
         cores = needed.get(_CORES, 0)
         if not self.has_cores(cores):
@@ -269,17 +269,17 @@ class NodeFitter:
         fitting = (node for node in homes if self._fits(node, action.cls, needed))
         return next((node for node in fitting if self._keeps_headroom(node, needed)), None)
 
-    def _best_fit_index(self, cls: ActionClass, needed: Resources) -> int | None:
-        """Return the index in `nodes_by_cores` of the node with the fewest free cores on which the action fits.
+    def _index_of_node(self, cls: ActionClass, needed: Resources) -> int | None:
+        """Return the index in `nodes_by_cores` of the node for an action outside environments.
 
-        Only for actions outside environments.
+        It is the node with the fewest free cores on which the action fits; for shared cores, the one with the most.
         """
-        counted = counted_resource(needed) if cls.shape is ResourceShape.QUOTA else None
-        if counted is not None:
+        if cls.shape is ResourceShape.QUOTA and (counted := counted_resource(needed)) is not None:
             return self._least_loaded_index(cls, needed, counted)
         levels, pools = self.nodes_by_cores, self.nodes
         shape, requires, limit_s = cls.shape, cls.requires, cls.time_limit_s
-        for place in range(bisect_left(levels, (needed.get(_CORES, 0), -1)), len(levels)):
+        order = range(bisect_left(levels, (needed.get(_CORES, 0), -1)), len(levels))
+        for place in order if cls.sharing is None else reversed(order):
             node = levels[place][1]
             pool = pools[node]
             may = pool.shape is shape and requires <= pool.enforced and limit_s <= pool.time_left_s  # as `is_suited`

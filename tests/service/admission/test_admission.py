@@ -155,21 +155,21 @@ class TestNormalise:
 
     def test_range_is_elastic_and_its_minimum_is_the_demand(self) -> None:
         row = self.row(
-            demand={"cpu": {"min": 0.5, "max": 4}},
-            elasticity={"model": "table", "seconds": {"0.5": 8, "4": 1}, "resizable": "grow"},
+            demand={"cpu": {"min": 1, "max": 4, "exclusive": True}},
+            elasticity={"model": "table", "seconds": {"1": 8, "4": 1}, "resizable": "grow"},
         )
-        assert row.demand["cpu_milli"] == 500
+        assert row.demand["cpu_milli"] == 1000
         assert row.elastic == {
             "resource": "cpu_milli",
-            "min": 500,
+            "min": 1000,
             "max": 4000,
             "step": 1000,
-            "elasticity": {"model": "table", "seconds": {"500": 8.0, "4000": 1.0}},
+            "elasticity": {"model": "table", "seconds": {"1000": 8.0, "4000": 1.0}},
             "resizable": "grow",
         }
 
     def test_range_with_equal_bounds_is_not_elastic(self) -> None:
-        assert self.row(demand={"cpu": {"min": 2, "max": 2}}).elastic is None
+        assert self.row(demand={"cpu": {"min": 2, "max": 2, "exclusive": True}}).elastic is None
 
     def test_actions_with_the_same_program_and_demand_share_a_class(self) -> None:
         one = self.new(trajectory="a", argv=["pytest", "-q"], priority=3, labels={"x": "y"}, timeout_s=5)

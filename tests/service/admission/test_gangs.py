@@ -153,7 +153,7 @@ class TestAdmission:
             admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             answer = await admission.admit_gang([item(rows), item(rows, demand={"cpu": 3})])
             assert codes(answer) == ["gang_refused", "demand_impossible"]
-            answer = await admission.admit_gang([item(rows)] * 3)
+            answer = await admission.admit_gang([item(rows, demand={"cpu": 1})] * 3)
             assert codes(answer) == ["demand_impossible"] * 3
             (problem, *_) = [each.problem for each in answer.items if each.problem is not None]
             assert problem.errors[0].field == "gang"

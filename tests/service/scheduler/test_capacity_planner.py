@@ -77,8 +77,9 @@ async def test_plan_uses_the_leaders_nodes_environments_and_paused_queues(databa
         for _ in range(2):
             await rows.action(scope="trajectory", trajectory="x")
         await rows.action(demand={"cpu_milli": 2000})
-        await rows.action(demand={"cpu_milli": 1000}, queue_id=await rows.queue_of("halted"))
-        await rows.execute("update queues set paused_at = now() where task = 'halted'")
+        halted = await rows.queue_of("halted")
+        await rows.execute("update queues set paused_at = now() where id = $1", halted)
+        await rows.action(demand={"cpu_milli": 1000}, queue_id=halted)  # the poll that reads it also reads the pause
         await until_known(leader, 4)
         planning = CapacityPlanner(leader, SparPolicy())
         found = (await planning.plan(asked(cores="4"))).hypothetical

@@ -104,7 +104,7 @@ class TestGrants:
         assert found == [endless, ending]
 
     async def test_wall_timeout_decides_on_the_node_of_an_action_with_shared_cores(self, rows: Rows) -> None:
-        ending, endless = await rows.node("a", cores=1), await rows.node("b", cores=2)
+        ending, endless = await rows.node("a", cores=2), await rows.node("b", cores=1)
         await rows.execute("update nodes set ends_at = now() + interval '200 seconds' where id = $1", ending)
         shared = {"guarantee_milli": 100, "limit_milli": None, "is_declared": False}
         ids = [await rows.action(timeout_s=60, wall_timeout_s=wall_s, cpu_sharing=shared) for wall_s in (300, 90)]

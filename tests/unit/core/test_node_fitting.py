@@ -4,11 +4,14 @@ from collections import Counter
 from dataclasses import replace
 
 from arl_core.capacity.node_fitting import RESTORE_COST_ACTIONS, NodeFitter
-from arl_core.domain.model import NodeResources, ResourceShape
+from arl_core.domain.model import ActionClass, CpuSharing, NodeResources, ResourceShape
 from support.builders import a_class, a_pool, an_action
 
 SLOT = "slots:minilm"
 SCORE = a_class(9, shape=ResourceShape.QUOTA, **{SLOT: 1})
+
+
+SHARED = replace(a_class(8, cpu_milli=500), sharing=CpuSharing(guarantee_milli=100))
 
 
 def a_gpu(node: int, *, at_hand: tuple[str, ...] = (SLOT,), accepting: bool = True, **taken: int) -> NodeResources:
@@ -50,3 +53,13 @@ def test_other_grants_of_round_count_towards_node_load() -> None:
 def test_full_or_unschedulable_node_gets_no_scores() -> None:
     assert nodes_of([a_gpu(1, minilm=64), a_gpu(2, accepting=False)], 1) == [None]
     assert nodes_of([a_pool(1), a_gpu(2, minilm=63)], 2) == [2, None]
+
+
+def test_shared_cores_are_spread_and_exclusive_cores_are_packed() -> None:
+    def nodes_for(cls: ActionClass) -> list[int | None]:
+        free = NodeFitter.from_nodes({node: a_pool(node, cpu_milli=4000) for node in (1, 2, 3)})
+        grants = [free.allocate(an_action(number, cls=cls), cls.demand.minimum) for number in range(6)]
+        return [grant.node if grant is not None else None for grant in grants]
+
+    assert Counter(nodes_for(SHARED)) == {1: 2, 2: 2, 3: 2}
+    assert Counter(nodes_for(replace(SHARED, sharing=None))) == {1: 6}
