@@ -107,21 +107,21 @@ class ReportSettler(Generic[ReportT]):
         return bool(self._unspooled)
 
     async def settle(self, report: ReportT) -> None:
-        """Return when the database has accepted the report. Failures are retried."""
+        """Return when the database has accepted the report. Failures are retried.
+
+        A cancelled call leaves the report unsettled, so that `stop` spools it and its file is not removed.
+        """
         self._unsettled[report.fence] = report
         if self._is_stalled:
             self._spool_soon()
-        try:
-            while True:
-                try:
-                    await self._batcher.submit(report, weight=report.weight)
-                except Exception:  # noqa: BLE001 - logged once for each batch
-                    await asyncio.sleep(SETTLE_RETRY_S)
-                else:
-                    return
-        finally:
-            self._unsettled.pop(report.fence, None)
-            self._unspooled.discard(report.fence)
+        while True:
+            try:
+                await self._batcher.submit(report, weight=report.weight)
+            except Exception:  # noqa: BLE001 - logged once for each batch
+                await asyncio.sleep(SETTLE_RETRY_S)
+            else:
+                self._unspooled.discard(report.fence)
+                return
 
     async def replay(self) -> None:
         """Settle the results that earlier processes spooled, oldest first. Raises the errors of the database."""

@@ -243,6 +243,16 @@ async def test_stopped_process_writes_results_that_are_not_settled(database: Dat
     await node.die()
 
 
+async def test_cancelled_settling_does_not_count_as_accepted(database: Database, tmp_path: Path) -> None:
+    node = Node(database, tmp_path, spool_after_s=600)
+    database.hangs = True
+    fence = node.end()
+    await eventually(lambda: database.statements == 1)
+    await node.die()
+    await node.settler.stop()
+    assert fence in node.spool
+
+
 def test_spooled_reports_are_read_as_they_were() -> None:
     fence = Fence(uuid4(), 7)
     response = EndpointResponse(status=200, headers={"a": "b"}, body=bytes(range(256)), total_bytes=300)
