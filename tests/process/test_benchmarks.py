@@ -169,6 +169,14 @@ def test_paper_bench_sim_compares_static_provisioning_and_policies() -> None:
     assert document["load"]["paper"]["act_gain"] == 4.3
 
 
+def test_paper_bench_site_compares_policies_on_the_papers_nodes() -> None:
+    document = bench("paper", "--mode", "site", "--short")
+    figures = document["figures"]
+    assert figures["site_coding_256_tangram_act_s"] < figures["site_coding_256_fixed_4_act_s"]
+    assert figures["site_mopd_128_shared_9_act_s"] < figures["site_mopd_128_reference_10_act_s"]
+    assert document["samples"]["paper"]["mopd_devices"] == {"static": 36, "elastic": 10}
+
+
 def test_paper_bench_control_compares_the_control_plane_with_the_simulator() -> None:
     document = bench("paper", "--mode", "control", "--short")
     figures = document["figures"]

@@ -211,6 +211,7 @@ def density(
 
 class PaperMode(StrEnum):
     SIM = "sim"  # the scheduler's policies on simulated nodes
+    SITE = "site"  # the paper's own site, simulated
     CONTROL = "control"  # the whole control plane, nodes simulated, time compressed
     REAL = "real"  # this machine's cores
 
@@ -237,8 +238,9 @@ def paper(
     mode: Annotated[
         PaperMode,
         typer.Option(
-            help="`sim`: simulated nodes, the scheduler's own policies. `control`: the real control plane, nodes"
-            " simulated, time compressed. `real`: programs in sandboxes on this machine's cores."
+            help="`sim`: simulated nodes, the scheduler's own policies. `site`: the same for the paper's own site and"
+            " workloads. `control`: the real control plane, nodes simulated, time compressed. `real`: programs in"
+            " sandboxes on this machine's cores."
         ),
     ] = PaperMode.SIM,
     short: Annotated[bool, typer.Option("--short", help="Run a shorter version.")] = False,
@@ -248,12 +250,13 @@ def paper(
     compression: Annotated[float | None, typer.Option(min=1, max=10, help="Speed-up of the time of `control`.")] = None,
 ) -> None:
     """Reproduce the paper's comparison of policies and static provisioning: simulated, control plane, or real cores."""
-    if level and mode is PaperMode.REAL:
-        fail("--level: this machine has the cores that it has", EXIT_USAGE)
+    if level and mode in (PaperMode.REAL, PaperMode.SITE):
+        fail(f"--level: `{mode}` has a fixed number of cores", EXIT_USAGE)
     if compression and mode is not PaperMode.CONTROL:
         fail("--compression: only `control` compresses time", EXIT_USAGE)
     compare = {
         PaperMode.SIM: _run_simulated_paper,
+        PaperMode.SITE: _run_paper_site,
         PaperMode.CONTROL: _run_control_plane_paper,
         PaperMode.REAL: _run_real_cores_paper,
     }[mode]
@@ -283,6 +286,16 @@ def _run_simulated_paper(options: _PaperOptions) -> _ComparisonResult:
     load = {"workload": "prototype", **asdict(sizes)}
     lines = list(paper_.comparison_table(figures, sizes.levels))
     return _ComparisonResult(load, figures, samples, lines, len(sizes.seeds) * sizes.steps)
+
+
+def _run_paper_site(options: _PaperOptions) -> _ComparisonResult:
+    from arl_bench.paper import site
+
+    config = site.SiteBenchConfig.short() if options.short else site.SiteBenchConfig.full()
+    figures, samples = site.run_paper_site(config, print_progress)
+    return _ComparisonResult(
+        asdict(config), figures, samples, list(site.site_table(figures, config)), len(config.seeds)
+    )
 
 
 def _run_control_plane_paper(options: _PaperOptions) -> _ComparisonResult:
