@@ -1,7 +1,7 @@
 """The paper's own site, simulated: its nodes, batch sizes and published means, under our policies and the baselines.
 
-The published means are those of the paper, and everything else is assumed (`arl_sim.workloads.paper_site`). So the table
-shows the order of the policies under these assumptions. It does not reproduce the paper's measurements.
+The published means are those of the paper, and everything else is assumed (`arl_sim.workloads.paper_site`). So the
+table shows the order of the policies under these assumptions. It does not reproduce the paper's measurements.
 """
 
 import multiprocessing

@@ -1,8 +1,8 @@
 """The site and the workloads of the paper (arXiv 2603.13019), as far as they are published.
 
-Published: 15 CPU nodes with 256 cores, 5 GPU nodes with 8 devices, the batch sizes, an environment in use for 47 % of its
-trajectory, a mean execution of 0.98 s for coding and 0.62 s for teachers, and 9 teachers. Everything else is an
-assumption: the number of turns, the work of a test suite, the spread of thinking and run times, and the size of weights.
+Published: 15 CPU nodes with 256 cores, 5 GPU nodes with 8 devices, the batch sizes, an environment in use for 47 % of
+its trajectory, a mean execution of 0.98 s for coding and 0.62 s for teachers, and 9 teachers. Everything else is an
+assumption: the number of turns, the work of a test suite, the spread of thinking and run times, the size of weights.
 """
 
 import math
