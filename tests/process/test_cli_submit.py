@@ -81,7 +81,19 @@ def test_exit_code_and_status_line_of_submit_tell_the_outcome(
 
 
 def test_submit_passes_every_field_of_an_action(machine: Machine, tmp_path: Path) -> None:
-    options = ("--env", "GREETING=hello", "--cpu", "0.5-1", "--retries", "2", "--priority", "3", "--label", "a=b")
+    options = (
+        "--env",
+        "GREETING=hello",
+        "--cpu",
+        "1-2",
+        "--exclusive",
+        "--retries",
+        "2",
+        "--priority",
+        "3",
+        "--label",
+        "a=b",
+    )
     program = (
         "--fetch",
         "out/x",
@@ -94,7 +106,7 @@ def test_submit_passes_every_field_of_an_action(machine: Machine, tmp_path: Path
     )
     done = machine.cli("submit", "-o", "json", *options, *program)
     assert json.loads(done.stdout)["labels"] == {"a": "b"}
-    assert json.loads(done.stdout)["elastic"]["max"] == 1000
+    assert json.loads(done.stdout)["elastic"]["max"] == 2000
     assert (tmp_path / "out/x").read_text() == "hello\n"
 
 
