@@ -47,10 +47,12 @@ _SERVICE_READS = (
     *("actions", "action_specs", "action_results", "attempts", "environments", "node_beats", "nodes", "projects"),
     *("queues", "services", "snapshots"),
 )
+_STEP_READS = ("training_steps", "step_trajectories")
+_LEADER_TABLES = ("leader_term", "leader_lease", "class_estimates", "prompt_passes")
 
 GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
     ServiceRole.GATEWAY: (
-        *(f"select on {table}" for table in (*_SERVICE_READS, "api_keys", "audit_log", "submissions")),
+        *(f"select on {table}" for table in (*_SERVICE_READS, *_STEP_READS, "api_keys", "audit_log", "submissions")),
         "insert, update on api_keys",
         "insert on projects",
         "insert on audit_log",
@@ -71,6 +73,7 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "delete on attempts",  # only the trigger `keep_attempt` inserts
         "delete on environments",
         "insert, update on queues",
+        "select, insert, update on training_steps",
         "insert, update, delete on services",
         "update (weight) on projects",
         "update (cancel_requested_at) on actions",
@@ -80,14 +83,15 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "update (delete_requested_at) on snapshots",
     ),
     ServiceRole.SCHEDULER: (
-        *(f"select on {table}" for table in (*_SERVICE_READS, "leader_term", "leader_lease", "class_estimates")),
+        *(f"select on {table}" for table in (*_SERVICE_READS, *_STEP_READS, *_LEADER_TABLES)),
         "select (credential_id, kind) on node_roles",
         "update (state, outcome, reason, grant_no, node_id, node_epoch, environment_id, amounts, amounts_seq,"
-        " failures, admitted_xid, granted_at, started_at, settled_at) on actions",
+        " failures, admitted_xid, granted_at, started_at, settled_at, is_critical) on actions",
         "update (lost_at, end_reason, changed_xid) on environments",
         "insert, update on leader_term",
         "insert, update on leader_lease",
-        "insert, update, delete on class_estimates",
+        *(f"insert, update, delete on {table}" for table in ("class_estimates", "prompt_passes", "step_trajectories")),
+        "delete on training_steps",
     ),
     ServiceRole.CPU: (
         *_STATELESS_MANAGER_GRANTS,

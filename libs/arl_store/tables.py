@@ -3,7 +3,7 @@
 Statements of fixed text name their columns directly, in the query modules of each service.
 """
 
-from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, SmallInteger, Table, Text, Uuid
+from sqlalchemy import BigInteger, Boolean, Column, DateTime, Integer, MetaData, SmallInteger, Table, Text, Uuid
 from sqlalchemy.dialects.postgresql import JSON, JSONB
 
 __all__ = ["action_specs", "actions", "metadata", "nodes", "queues"]
@@ -34,6 +34,7 @@ actions = Table(
     Column("settled_at", DateTime(timezone=True)),
     Column("run_us", BigInteger),
     Column("counted_us", BigInteger),
+    Column("is_critical", Boolean, nullable=False),
 )
 
 action_specs = Table(

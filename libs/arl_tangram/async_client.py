@@ -20,6 +20,7 @@ from arl_tangram.resources.files import AsyncFileMethods
 from arl_tangram.resources.output_streams import OutputDecoder, OutputEvent
 from arl_tangram.resources.queues import AsyncQueueMethods
 from arl_tangram.resources.reward_services import AsyncRewardServiceMethods
+from arl_tangram.resources.steps import AsyncStepMethods
 from arl_tangram.timeouts import CANCEL_TIMEOUT_S, RETRY_TIMEOUT_S, deadline, remaining_s, with_timeout
 from arl_tangram.transport.connection import resolve_connection
 from arl_tangram.transport.http_channels import AsyncHttpChannel
@@ -38,7 +39,12 @@ MAX_DEDICATED_WAITS = 512
 
 
 class AsyncTangram(
-    AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMethods, AsyncQueueMethods, AsyncAdminMethods
+    AsyncFileMethods,
+    AsyncRewardServiceMethods,
+    AsyncEndpointMethods,
+    AsyncQueueMethods,
+    AsyncStepMethods,
+    AsyncAdminMethods,
 ):
     """The asynchronous form of `Tangram`, for any event loop."""
 

@@ -20,6 +20,7 @@ from arl_tangram.resources.files import FileMethods
 from arl_tangram.resources.output_streams import OutputDecoder, OutputEvent
 from arl_tangram.resources.queues import QueueMethods
 from arl_tangram.resources.reward_services import RewardServiceMethods
+from arl_tangram.resources.steps import StepMethods
 from arl_tangram.timeouts import CANCEL_TIMEOUT_S, RETRY_TIMEOUT_S, deadline, remaining_s, with_timeout
 from arl_tangram.transport.connection import resolve_connection
 from arl_tangram.transport.http_channels import SyncHttpChannel
@@ -35,7 +36,7 @@ __all__ = ["Tangram"]
 Value = TypeVar("Value")
 
 
-class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, AdminMethods):
+class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, StepMethods, AdminMethods):
     """A blocking client, safe to share between threads and to use after a fork.
 
     Without arguments it finds the system of this machine: TANGRAM_URL and TANGRAM_API_KEY, else the state that

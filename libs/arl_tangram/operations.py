@@ -18,13 +18,8 @@ from pydantic import BaseModel
 
 from arl_core.domain.states import ActionOutcome
 from arl_tangram.options import invalid_field
-from arl_wire.actions.action import (
-    Action,
-    ActionListResponse,
-    SubmitActionRequest,
-    WaitRequest,
-    WaitResponse,
-)
+from arl_wire.actions.action import Action, ActionListResponse, SubmitActionRequest
+from arl_wire.actions.batches import WaitRequest, WaitResponse
 from arl_wire.actions.explanations import ActionExplanation
 from arl_wire.actions.traces import ActionTrace
 from arl_wire.errors import ProblemDetails, TangramError, Unavailable, error_from_problem

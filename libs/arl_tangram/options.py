@@ -42,6 +42,15 @@ class ExecOptions(TypedDict, total=False):
     profile: str
     """Name of the workload if the program's name is not specific enough. Run times are learned per profile."""
     step: int
+    """Training step of the trajectory."""
+    prompt: str
+    """Key of the trajectory's prompt, equal in all epochs. Lengths are learned from earlier steps."""
+    group: str
+    """Group of the trajectory, such as the samples of one prompt."""
+    expected_turns: int
+    """Expected number of actions of the whole trajectory."""
+    progress: float
+    """Completed fraction of the trajectory, 0 to 1."""
     scope: Literal["ephemeral", "trajectory"]
     """Default: `trajectory` if a trajectory is named, else `ephemeral`."""
     environment_id: UUID
@@ -106,7 +115,8 @@ class EnvironmentOptions(TypedDict, total=False):
 
 _DEMAND_FIELDS = ("memory_mib", "disk_mib", "pids", "resources")
 _TOP_LEVEL_FIELDS = (
-    "task", "trajectory", "profile", "step", "source", "session", "command", "stdin", "stdin_open", "env", "cwd",
+    "task", "trajectory", "profile", "step", "prompt", "group", "expected_turns", "progress",
+    "source", "session", "command", "stdin", "stdin_open", "env", "cwd",
     "timeout_s", "wall_timeout_s", "priority", "deadline_s", "retries", "idempotent", "labels",
 )  # fmt: skip
 

@@ -63,6 +63,7 @@ from arl_wire.errors import (
 )
 from arl_wire.reward_services.service import RewardService, ServiceOperation, ServiceOptions
 from arl_wire.scores import ItemError, PromptMessage, Score, ScoreItem
+from arl_wire.steps import ResourceSaving, StepReport, StepTrajectoryStatus, TrajectoryTimes
 
 __all__ = [
     "Action",
@@ -135,6 +136,7 @@ __all__ = [
     "QueueQuota",
     "RateLimited",
     "RequirementNotEnforced",
+    "ResourceSaving",
     "RewardService",
     "RewardServiceNotFound",
     "Score",
@@ -144,6 +146,8 @@ __all__ = [
     "ServiceOperation",
     "ServiceOptions",
     "SnapshotInfo",
+    "StepReport",
+    "StepTrajectoryStatus",
     "StragglerInfo",
     "SubmitActionRequest",
     "Tangram",
@@ -152,6 +156,7 @@ __all__ = [
     "TooLarge",
     "TooManyRequests",
     "TraceSpan",
+    "TrajectoryTimes",
     "Unauthenticated",
     "Unavailable",
     "UploadArchiveResponse",

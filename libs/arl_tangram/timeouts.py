@@ -16,7 +16,7 @@ from arl_tangram.operations import (
     WaitTimeout,
     error_from_response,
 )
-from arl_wire.actions.action import WaitRequest
+from arl_wire.actions.batches import WaitRequest
 from arl_wire.errors import Unavailable
 from arl_wire.reward_services.service import ScoreRequest
 

@@ -14,9 +14,10 @@ from arl_admission.verifiers.payloads import is_verified, verifier_payload
 from arl_core.domain.model import ResourceShape, call_resource, slot_resource
 from arl_core.durations.shared_demand import SHARED_GUARANTEE_MILLI, SHARED_SLOT_MILLI
 from arl_wire.actions.action import AmdahlElasticity, CpuRange, NoElasticity, SubmitActionRequest, TableElasticity
+from arl_wire.actions.trajectory_hints import TRAJECTORY_HINTS
 from arl_wire.calls import CallRequest
 from arl_wire.internal.admission import AdmitItem, CoalescedCall
-from arl_wire.internal.scheduler import GangMembership, QueuedActionRow
+from arl_wire.internal.scheduler import GangMembership, QueuedActionRow, TrajectoryHintsPayload
 from arl_wire.scores import ScoreItem
 
 __all__ = ["CAPABILITY_OF", "CpuForm", "NewAction", "demand_of", "normalise"]
@@ -51,6 +52,7 @@ class NewAction:
     timeout_s: float
     wall_timeout_s: float | None
     step: int | None
+    hints: str | None
     labels: str
     traceparent: str | None
     tracestate: str | None
@@ -79,6 +81,8 @@ class NewAction:
             priority=self.priority,
             timeout_s=self._time_limit_s(),
             gang=GangMembership.model_validate_json(self.gang) if self.gang is not None else None,
+            step=self.step,
+            hints=TrajectoryHintsPayload.model_validate_json(self.hints) if self.hints is not None else None,
         )
 
     def _time_limit_s(self) -> float:
@@ -117,6 +121,7 @@ def normalise(
     }
     if item.begins_with is not None:
         environment |= {"snapshot": str(item.begins_with.snapshot), "node": item.begins_with.node}
+    hints = {name: value for name in TRAJECTORY_HINTS if (value := getattr(action, name)) is not None}
     return NewAction(
         id=id,
         project_id=item.project_id,
@@ -136,6 +141,7 @@ def normalise(
         timeout_s=action.timeout_s,
         wall_timeout_s=action.wall_timeout_s,
         step=action.step,
+        hints=json.dumps(hints) if hints else None,
         labels=json.dumps(action.labels),
         traceparent=item.traceparent,
         tracestate=item.tracestate,

@@ -21,7 +21,6 @@ __all__ = [
     "change_queue",
     "count_queued",
     "drop_empty_partitions",
-    "end_trajectory",
     "ensure_queue",
     "environments_by_name",
     "expire_snapshots",
@@ -101,6 +100,7 @@ _COLUMNS = {
     "timeout_s": "float8",
     "wall_timeout_s": "float8",
     "step": "int",
+    "hints": "text",
     "labels": "text",
     "traceparent": "text",
     "tracestate": "text",
@@ -142,9 +142,10 @@ INSERT_ACTIONS = text(f"""
          where asked.key is null or claimed.key is not null
     ), specs as (
         insert into action_specs (id, class_key, shape, demand, elastic, cpu_sharing, environment, priority, timeout_s,
-                                  wall_timeout_s, step, labels, traceparent, tracestate, payload, gang)
+                                  wall_timeout_s, step, hints, labels, traceparent, tracestate, payload, gang)
         select id, class_key, shape, demand::jsonb, elastic::jsonb, cpu_sharing::jsonb, environment::jsonb, priority,
-               timeout_s, wall_timeout_s, step, labels::jsonb, traceparent, tracestate, payload::json, gang::jsonb
+               timeout_s, wall_timeout_s, step, hints::jsonb, labels::jsonb, traceparent, tracestate, payload::json,
+               gang::jsonb
           from new
     )
     insert into actions (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at)
@@ -160,27 +161,6 @@ REQUEST_CANCEL = text("""
                     from actions
                    where project_id = :project_id
                      and id = any(cast(:ids as uuid[]))
-                     and state <> 'settled'
-                     and cancel_requested_at is null
-                   order by id
-                     for no key update)
-""")
-
-REQUEST_ENVIRONMENT_DELETE = text("""
-    update environments
-       set delete_requested_at = now(), changed_xid = pg_current_xact_id()
-     where queue_id = (select id from queues where project_id = :project_id and task = :task)
-       and trajectory = :trajectory
-       and delete_requested_at is null
-""")
-
-REQUEST_TRAJECTORY_CANCEL = text("""
-    update actions
-       set cancel_requested_at = now()
-     where id in (select id
-                    from actions
-                   where queue_id = (select id from queues where project_id = :project_id and task = :task)
-                     and trajectory = :trajectory
                      and state <> 'settled'
                      and cancel_requested_at is null
                    order by id
@@ -314,13 +294,6 @@ async def insert_actions(tx: WriteTx, actions: Sequence[NewAction], *, retention
 async def request_cancel(tx: WriteTx, *, project_id: int, ids: Sequence[UUID]) -> int:
     """Request the cancellation of actions of the project. Return the number of changed rows."""
     return await tx.execute(REQUEST_CANCEL, {"project_id": project_id, "ids": sorted(ids)})
-
-
-async def end_trajectory(tx: WriteTx, *, project_id: int, task: str, trajectory: str) -> int:
-    """Request the end of the environment and the cancellation of unsettled actions. Return the number of rows."""
-    named = {"project_id": project_id, "task": task, "trajectory": trajectory}
-    # Actions first, as in settling statements; otherwise the two could deadlock.
-    return await tx.execute(REQUEST_TRAJECTORY_CANCEL, named) + await tx.execute(REQUEST_ENVIRONMENT_DELETE, named)
 
 
 async def environments_by_name(

@@ -7,6 +7,7 @@ from arl_wire.internal.admission import (
     AdmitResponse,
     CancelActionsRequest,
     DeleteSnapshotRequest,
+    EndStepRequest,
     EndTrajectoryRequest,
     InternalChangeNodeRequest,
     InternalChangeProjectRequest,
@@ -31,7 +32,8 @@ def add_internal_routes(api: InternalApi, admission: AdmissionService) -> None:
 
     api.add_route("/internal/admit", AdmitRequest, admit)
     api.add_route("/internal/cancel", CancelActionsRequest, admission.cancel)
-    api.add_route("/internal/end-trajectory", EndTrajectoryRequest, admission.end_trajectory)
+    api.add_route("/internal/end-trajectory", EndTrajectoryRequest, admission.trajectories.end)
+    api.add_route("/internal/end-step", EndStepRequest, admission.trajectories.end_step)
     api.add_route("/internal/delete-snapshot", DeleteSnapshotRequest, admission.delete_snapshot)
     api.add_route("/internal/change-queue", InternalChangeQueueRequest, admission.change_queue)
     api.add_route("/internal/change-node", InternalChangeNodeRequest, admission.nodes.change)

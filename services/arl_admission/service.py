@@ -19,6 +19,7 @@ from arl_admission.normalise import NewAction, normalise
 from arl_admission.reward_service_queries import registered_services
 from arl_admission.reward_services import RewardServiceRegistry
 from arl_admission.settings import AdmissionSettings
+from arl_admission.trajectories.operations import TrajectoryOperations
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
@@ -34,11 +35,10 @@ from arl_wire.internal.admission import (
     AffectedRowsResponse,
     CancelActionsRequest,
     DeleteSnapshotRequest,
-    EndTrajectoryRequest,
     InternalChangeProjectRequest,
     InternalChangeQueueRequest,
 )
-from arl_wire.internal.scheduler import ActionsAdmittedNotification, GangMembership, QueuedActionRow
+from arl_wire.internal.scheduler import ActionsAdmittedNotification, EndedTrajectory, GangMembership, QueuedActionRow
 
 __all__ = ["AdmissionService"]
 
@@ -82,6 +82,7 @@ class AdmissionService:
         self._insert_lock = asyncio.Lock()
         """Lock from the check of a queue's free slots until the inserted actions are counted."""
         self.reward_services = RewardServiceRegistry(store, self._fleet, insert_lock=self._insert_lock)
+        self.trajectories = TrajectoryOperations(store, notify=lambda ended: self._notify_admitted([], ended))
         self.nodes = NodeOperations(store, self._fleet, notify=self._notify_rows_changed)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
@@ -127,15 +128,6 @@ class AdmissionService:
         self._notify_rows_changed(count)
         return AffectedRowsResponse(count=count)
 
-    async def end_trajectory(self, request: EndTrajectoryRequest) -> AffectedRowsResponse:
-        """Request the cancellation of a trajectory's actions and the end of its environment."""
-        async with self._store.write() as tx:
-            count = await queries.end_trajectory(
-                tx, project_id=request.project_id, task=request.task, trajectory=request.trajectory
-            )
-        self._notify_rows_changed(count)
-        return AffectedRowsResponse(count=count)
-
     async def delete_snapshot(self, request: DeleteSnapshotRequest) -> AffectedRowsResponse:
         """Request the deletion of a snapshot. Its node deletes it at its next poll."""
         async with self._store.write() as tx:
@@ -170,10 +162,10 @@ class AdmissionService:
         if count:
             self._notify_admitted([])
 
-    def _notify_admitted(self, actions: list[QueuedActionRow]) -> None:
+    def _notify_admitted(self, actions: list[QueuedActionRow], ended: Sequence[EndedTrajectory] = ()) -> None:
         self._service_client.notify(
             f"{self._settings.scheduler_url}/internal/admitted",
-            ActionsAdmittedNotification(actions=actions),
+            ActionsAdmittedNotification(actions=actions, ended=list(ended)),
             audience="scheduler",
         )
 

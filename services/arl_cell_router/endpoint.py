@@ -53,6 +53,7 @@ class RouterEndpoint:
             RouteKind.BATCH: lambda request, route: split.submit_batch(request),
             RouteKind.WAIT: lambda request, route: split.wait(request),
             RouteKind.END_TRAJECTORY: split.end_trajectory,
+            RouteKind.END_STEP: lambda request, route: split.end_step(request),
             RouteKind.PAGE: lists.page,
             RouteKind.TABLE: lists.table,
             RouteKind.ITEM: lists.item,

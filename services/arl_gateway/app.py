@@ -30,6 +30,7 @@ from arl_gateway.pools.routes import router as pool_router
 from arl_gateway.reward_services.routes import router as reward_router
 from arl_gateway.reward_services.score_routes import router as score_router
 from arl_gateway.settings import GatewaySettings
+from arl_gateway.steps.routes import router as step_router
 from arl_gateway.streaming.routes import router as live_router
 from arl_kit.app import create_app, create_metrics, provide_deps
 from arl_kit.fast_route import serve_by_path
@@ -43,6 +44,7 @@ ROUTERS = (
     score_router,
     router,
     trajectories,
+    step_router,
     live_router,
     environment_router,
     archive_router,

@@ -32,6 +32,7 @@ from arl_gateway.reward_services.score_coalescer import ScoreCoalescer
 from arl_gateway.reward_services.service import RewardServiceAdmin
 from arl_gateway.reward_services.service_directory import ServiceDirectory
 from arl_gateway.settings import GatewaySettings
+from arl_gateway.steps.service import StepService
 from arl_gateway.streaming.log_streams import NODE_CALL_TIMEOUT_S, LogStreams, StreamLimiter
 from arl_kit.app import provided_deps
 from arl_kit.failpoints import Failpoints
@@ -63,6 +64,7 @@ class GatewayDeps:
     reward_services: RewardServiceAdmin
     service_directory: ServiceDirectory
     scores: ScoreCoalescer
+    steps: StepService
     endpoints: EndpointService
     upstream_proxy: UpstreamProxy
     code_runner: CodeRunner
@@ -147,6 +149,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         scores=ScoreCoalescer(
             actions, max_inflight=settings.max_inflight_score_batches, max_waiting=settings.max_pending_scores
         ),
+        steps=StepService(store, peers, admission_url=admission_url),
         endpoints=EndpointService(store),
         upstream_proxy=UpstreamProxy(store, actions),
         code_runner=CodeRunner(actions),

@@ -18,6 +18,8 @@ TRAJECTORY_EXAMPLE: dict[str, Any] = {
     "task": "ai-coding",
     "trajectory": "s12-p3-r5",
     "step": 12,
+    "prompt": "swe-gym/toolz-417",
+    "expected_turns": 18,
     "kind": "exec",
     "argv": ["python3", "-m", "pytest", "-q"],
     "environment": {"scope": "trajectory"},

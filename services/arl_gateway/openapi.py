@@ -34,6 +34,7 @@ ignore those that they do not know.
 TAGS = [
     {"name": "actions", "description": "Submit actions, wait for their outcomes, follow their output and cancel them"},
     {"name": "trajectories", "description": "End rollouts, with all their actions and their environment"},
+    {"name": "steps", "description": "Follow training steps: their progress, their slowest trajectory, and its waits"},
     {"name": "environments", "description": "Create and delete persistent sandboxes, and read and write their files"},
     {"name": "snapshots", "description": "Save the files of an environment and start other environments from them"},
     {"name": "reward-services", "description": "Score items, and register, list and operate reward services"},

@@ -5,6 +5,7 @@ from typing import Any
 
 from arl_gateway.compat.response_examples import RESPONSE_EXAMPLES as COMPATIBLE
 from arl_gateway.pools.examples import BACKLOG, POOL
+from arl_gateway.steps.examples import STEP_REPORT
 
 __all__ = ["RESPONSE_EXAMPLES"]
 
@@ -24,6 +25,7 @@ QUEUED_ACTION: dict[str, Any] = {
     "grant_no": 0,
     "failures": 0,
     "class_key": "4611686018427387904",
+    "critical": False,
     "demand": {"cpu_milli": 1000, "memory_mib": 512, "disk_mib": 128, "pids": 256},
     "cancel_requested": False,
     "created_at": "2026-03-02T09:00:00Z",
@@ -319,6 +321,7 @@ RESPONSE_EXAMPLES: Mapping[tuple[str, str], Mapping[str, Any]] = {
         {"settled": [SETTLED_ACTION], "pending": [OTHER_ACTION_ID], "unknown": []},
     ),
     ("get_action", "200"): _example("A settled action", SETTLED_ACTION),
+    ("get_step", "200"): _example("A step whose last trajectories are running", STEP_REPORT),
     ("list_actions", "200"): _example("A page with one action", {"items": [LISTED_ACTION]}),
     ("cancel_action", "200"): _example("A cancelled action", CANCELLED_ACTION),
     ("stream_logs", "200"): _example("One line of output, then the end", EVENTS),

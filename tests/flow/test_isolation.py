@@ -125,12 +125,21 @@ async def a_queue(owner: httpx.AsyncClient, _system: System) -> Resource:
     return Resource({"task": task}, {}, {"max_queued": 5})
 
 
+async def a_step(owner: httpx.AsyncClient, _system: System) -> Resource:
+    task = f"s-{uuid4().hex}"
+    body = LONG | {"task": task, "trajectory": "a", "step": 3}
+    assert (await owner.post("/v1/actions", json=body)).status_code == 202
+    assert (await owner.post(f"/v1/tasks/{task}/steps/3:end")).status_code == 204
+    return Resource({"task": task, "step": "3"}, {})
+
+
 RESOURCES: dict[str, Make] = {
     "/v1/actions/{id}": an_action,
     "/v1/actions/{id}/input": a_reading_action,
     "/v1/trajectories/{trajectory}": a_trajectory,
     "/v1/environments/{id}": an_environment,
     "/v1/snapshots/{id}": a_snapshot,
+    "/v1/tasks/{task}/steps/{step}": a_step,
     "/v1/admin/keys/{id}": a_key,
     "/v1/admin/queues/{task}": a_queue,
 }
@@ -298,6 +307,7 @@ async def test_every_route_refuses_requests_without_a_key(system: System, method
         id="00000000-0000-0000-0000-000000000001",
         **dict.fromkeys(("trajectory", "task", "name", "path", "endpoint"), "x"),
         verb="load",
+        step=1,
     )
     async with httpx.AsyncClient(base_url=system.url) as nobody:
         response = await nobody.request(method, url)

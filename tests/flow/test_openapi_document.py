@@ -89,6 +89,8 @@ async def known(system: System) -> dict[str, dict[str, str]]:
         "/v1/actions/{id}/logs": {"id": action["id"]},
         "/v1/actions/{id}/input": {"id": action["id"]},
         "/v1/trajectories/{trajectory}": {"trajectory": "known"},
+        "/v1/tasks/{task}/steps/{step}": {"task": "t", "step": "1"},
+        "/v1/tasks/{task}/steps/{step}:end": {"task": "t", "step": "1"},
         "/v1/admin/keys/{id}": {"id": str(key["id"])},
         "/v1/admin/queues/{task}": {"task": "t"},
     }

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["CRITICAL_FRACTION", "StepTrajectory", "critical_trajectories"]
+__all__ = ["CRITICAL_FRACTION", "StepTrajectory", "critical_trajectories", "is_work_bound", "late_trajectories"]
 
 CRITICAL_FRACTION = 0.95
 """Fraction of the latest projected end from which a trajectory is critical."""
@@ -24,19 +24,26 @@ class StepTrajectory:
     """Expected core-seconds that it still needs."""
 
 
-def critical_trajectories(trajectories: Mapping[NameT, StepTrajectory], *, cores: int) -> frozenset[NameT]:
+def critical_trajectories(trajectories: Mapping[NameT, StepTrajectory], *, cores: float) -> frozenset[NameT]:
     """Return the trajectories whose actions go first, at most one for each core.
 
     A trajectory without a prediction is never critical. While the step is bound by its work, no trajectory is critical:
     the cores would be busy until all work is done in any order, and others would wait for nothing.
     """
+    if cores < 1 or is_work_bound(trajectories, cores=cores):
+        return frozenset()
+    return frozenset(late_trajectories(trajectories)[: int(cores)])
+
+
+def is_work_bound(trajectories: Mapping[NameT, StepTrajectory], *, cores: float) -> bool:
+    """Return True if the cores need longer for all remaining work than the longest trajectory needs alone."""
+    longest_rest_s = max((each.rest_s for each in trajectories.values() if each.rest_s is not None), default=0.0)
+    return longest_rest_s * cores < sum(each.rest_core_s for each in trajectories.values())
+
+
+def late_trajectories(trajectories: Mapping[NameT, StepTrajectory]) -> list[NameT]:
+    """Return the trajectories that are expected to end last or nearly last, the longest rest first."""
     known = {name: each.rest_s for name, each in trajectories.items() if each.rest_s is not None}
-    if not known or cores < 1:
-        return frozenset()
-    longest_rest_s = max(known.values())
-    if longest_rest_s < sum(each.rest_core_s for each in trajectories.values()) / cores:
-        return frozenset()
     ends = {name: trajectories[name].elapsed_s + rest_s for name, rest_s in known.items()}
-    latest = max(ends.values())
-    late = sorted((name for name in ends if ends[name] >= CRITICAL_FRACTION * latest), key=lambda name: -known[name])
-    return frozenset(late[:cores])
+    latest = max(ends.values(), default=0.0)
+    return sorted((name for name in ends if ends[name] >= CRITICAL_FRACTION * latest), key=lambda name: -known[name])

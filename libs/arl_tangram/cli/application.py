@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from arl_tangram.cli import endpoints, reward_services
+from arl_tangram.cli import endpoints, reward_services, steps
 from arl_tangram.cli.actions import commands as action_commands
 from arl_tangram.cli.actions import explain, submit, trace
 from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, pools, projects, queues, top
@@ -59,7 +59,7 @@ app = typer.Typer(
 COMMAND_MODULES = (
     *(lifecycle, node, doctor),
     *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints),
-    *(top, explain, trace, process_logs),
+    *(top, explain, trace, steps, process_logs),
     *(nodes, pools, queues, projects, keys, capacity, audit_log, templates, consistency_check, router),
 )
 """Modules in the order of the help page."""

@@ -32,6 +32,10 @@ class CallOptions(TypedDict, total=False):
     profile: str
     """Name of the workload if the endpoint's name does not determine how long a call takes."""
     step: int
+    prompt: str
+    group: str
+    expected_turns: int
+    progress: float
     timeout_s: float
     priority: int
     deadline_s: float

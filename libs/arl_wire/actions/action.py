@@ -5,19 +5,20 @@ from functools import cache
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome, ActionState
 from arl_wire.actions.demand import MAX_MIB, Cpu, CpuRange, DemandSpec, EnvironmentSelector, TemplateName
 from arl_wire.actions.elasticity import AmdahlElasticity, NoElasticity, TableElasticity
 from arl_wire.actions.results import ActionResult, ActionTimes, ElasticDemand
+from arl_wire.actions.trajectory_hints import (
+    TRAJECTORY_HINTS,
+    ExpectedTurns,
+    GroupName,
+    Progress,
+    PromptKey,
+    require_trajectory,
+)
 from arl_wire.calls import CallRequest, EndpointName
 from arl_wire.errors import NotSettled
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ScoreItem, ServiceName
@@ -48,8 +49,6 @@ __all__ = [
     "SubmitActionRequest",
     "TableElasticity",
     "TemplateName",
-    "WaitRequest",
-    "WaitResponse",
 ]
 
 HOST_TEMPLATE = "host"
@@ -108,7 +107,13 @@ class SubmitActionRequest(StrictModel):
         description="Name of the workload for duration estimates, such as the name of a repository whose tests run."
         " Absent: the name of the program",
     )
-    step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, used in metrics and reports")
+    step: int | None = Field(
+        default=None, ge=0, le=2**31 - 1, description="Training step. It ends with the last of its trajectories"
+    )
+    prompt: PromptKey | None = None
+    group: GroupName | None = None
+    expected_turns: ExpectedTurns | None = None
+    progress: Progress | None = None
     environment: EnvironmentSelector = EnvironmentSelector()
     argv: list[Argument] | None = Field(
         default=None,
@@ -217,6 +222,8 @@ class SubmitActionRequest(StrictModel):
         description="Limits that must be enforced; the action is refused if no node enforces them",
     )
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
+
+    _check_hints = field_validator(*TRAJECTORY_HINTS)(require_trajectory)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "SubmitActionRequest":
@@ -330,6 +337,11 @@ class Action(BaseModel):
     priority: int = Field(default=0, description="Order among the actions of the same task; a higher value goes first")
     gang: UUID | None = Field(default=None, description="Id that all actions of the same gang have")
     allocation: dict[str, int] | None = None
+    critical: bool = Field(
+        default=False,
+        description="True if its trajectory was expected to end its step last when the action was granted. It then went"
+        " past the queue of its task, with a greater share of the cores",
+    )
     cancel_requested: bool = False
     created_at: datetime
     deadline_at: datetime | None = None
@@ -382,19 +394,3 @@ class ActionListResponse(BaseModel):
 
     items: list[Action]
     next_cursor: str | None = None
-
-
-class WaitRequest(StrictModel):
-    """A request to wait until any or all of these actions are settled."""
-
-    ids: list[UUID] = Field(min_length=1, max_length=1000)
-    until: Literal["any", "all"] = "all"
-    timeout_s: float = Field(default=30, ge=0, le=55, allow_inf_nan=False)
-
-
-class WaitResponse(BaseModel):
-    """The settled actions with results. `pending` are not settled yet; `unknown` ids are not in your project."""
-
-    settled: list[Action]
-    pending: list[UUID]
-    unknown: list[UUID] = Field(default_factory=list)

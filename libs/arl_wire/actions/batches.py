@@ -1,14 +1,23 @@
-"""Submission of several actions in one request."""
+"""Submission of several actions in one request, and waiting for several actions."""
 
+from typing import Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from arl_wire.actions.action import SubmitActionRequest
+from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.errors import ProblemDetails
 from arl_wire.validation import StrictModel
 
-__all__ = ["GANG_DESCRIPTION", "MAX_GANG_SIZE", "BatchItemResult", "SubmitBatchRequest", "SubmitBatchResponse"]
+__all__ = [
+    "GANG_DESCRIPTION",
+    "MAX_GANG_SIZE",
+    "BatchItemResult",
+    "SubmitBatchRequest",
+    "SubmitBatchResponse",
+    "WaitRequest",
+    "WaitResponse",
+]
 
 MAX_GANG_SIZE = 256
 GANG_DESCRIPTION = (
@@ -39,3 +48,19 @@ class SubmitBatchResponse(BaseModel):
     """The results in the order of the request."""
 
     items: list[BatchItemResult]
+
+
+class WaitRequest(StrictModel):
+    """A request to wait until any or all of these actions are settled."""
+
+    ids: list[UUID] = Field(min_length=1, max_length=1000)
+    until: Literal["any", "all"] = "all"
+    timeout_s: float = Field(default=30, ge=0, le=55, allow_inf_nan=False)
+
+
+class WaitResponse(BaseModel):
+    """The settled actions with results. `pending` are not settled yet; `unknown` ids are not in your project."""
+
+    settled: list[Action]
+    pending: list[UUID]
+    unknown: list[UUID] = Field(default_factory=list)

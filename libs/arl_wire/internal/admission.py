@@ -19,6 +19,7 @@ __all__ = [
     "CancelActionsRequest",
     "CoalescedCall",
     "DeleteSnapshotRequest",
+    "EndStepRequest",
     "EndTrajectoryRequest",
     "InternalChangeNodeRequest",
     "InternalChangeProjectRequest",
@@ -113,6 +114,14 @@ class EndTrajectoryRequest(BaseModel):
     project_id: int
     task: str
     trajectory: str
+
+
+class EndStepRequest(BaseModel):
+    """A request to end a training step."""
+
+    project_id: int
+    task: str
+    step: int
 
 
 class DeleteSnapshotRequest(BaseModel):

@@ -12,6 +12,7 @@ __all__ = [
     "ActionsAdmittedNotification",
     "BacklogRequest",
     "CapacityPlanRequest",
+    "EndedTrajectory",
     "ExplainRequest",
     "ExplainResponse",
     "FencePayload",
@@ -22,6 +23,7 @@ __all__ = [
     "ResourcesFreedNotification",
     "RunReport",
     "StragglerPayload",
+    "TrajectoryHintsPayload",
 ]
 
 
@@ -45,6 +47,8 @@ class QueuedActionRow(BaseModel):
     priority: int = 0
     timeout_s: float = 0.0
     gang: "GangMembership | None" = None
+    step: int | None = None
+    hints: "TrajectoryHintsPayload | None" = None
 
 
 class GangMembership(BaseModel):
@@ -54,10 +58,27 @@ class GangMembership(BaseModel):
     size: int
 
 
+class TrajectoryHintsPayload(BaseModel):
+    """The hints that an action gives about its trajectory."""
+
+    prompt: str | None = None
+    group: str | None = None
+    expected_turns: int | None = None
+    progress: float | None = None
+
+
+class EndedTrajectory(BaseModel):
+    """A trajectory that a client ended."""
+
+    queue_id: int
+    trajectory: str
+
+
 class ActionsAdmittedNotification(BaseModel):
     """A notification of admitted actions; without any, rows changed that only a poll reads."""
 
     actions: list[QueuedActionRow]
+    ended: list[EndedTrajectory] = []
 
 
 class FencePayload(BaseModel):

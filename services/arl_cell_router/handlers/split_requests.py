@@ -25,7 +25,7 @@ from arl_cell_router.relaying.responses import json_response, missing_cells, rai
 from arl_cell_router.routing.cell_routing import RequestFacts
 from arl_cell_router.routing.route_table import RouteMatch
 from arl_kit.internal_api import cancel_on_disconnect
-from arl_wire.actions.action import WaitRequest
+from arl_wire.actions.batches import WaitRequest
 from arl_wire.errors import CellUnavailable, NotFound, ProblemDetails, TangramError, error_from_problem
 
 __all__ = ["SplitRequests"]
@@ -118,6 +118,14 @@ class SplitRequests:
         if _is_not_found(replies[first]):
             others = [cell for cell in self._cells.links if cell != first]
             replies |= await self._cells.ask(dict.fromkeys(others, head), timeout_s=self._cells.answer_s)
+        return self._ended_response(replies)
+
+    async def end_step(self, request: Request) -> Response:
+        """End a step in all cells, because each may have trajectories of it. A repetition is harmless."""
+        head = request_head(request)
+        replies = await self._cells.ask(dict.fromkeys(self._cells.links, head), timeout_s=self._cells.answer_s)
+        if missing := missing_cells(replies):
+            raise_missing(self._cells, missing, replies)
         return self._ended_response(replies)
 
     def _ended_response(self, replies: Mapping[int, CellReply | CellUnavailable]) -> Response:

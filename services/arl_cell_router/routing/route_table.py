@@ -31,6 +31,8 @@ class RouteKind(StrEnum):
     CREATE_KEY = "create_key"
     REVOKE_KEY = "revoke_key"
     END_TRAJECTORY = "end_trajectory"
+    END_STEP = "end_step"
+    """The end of a step, whose trajectories may be in all cells."""
     NAMED = "named"
     """A change of a node or a pool, which belongs to one cell."""
     ONE_CELL = "one_cell"
@@ -68,6 +70,8 @@ _RULES: tuple[tuple[str, str, RouteKind], ...] = (
     ("*", "/v1/(?P<list>actions|environments|snapshots)/(?P<id>[^/]+)(?:/.*)?", RouteKind.BY_ID),
     ("POST", "/v1/scores", RouteKind.SCORE),
     ("DELETE", "/v1/trajectories/(?P<trajectory>.+)", RouteKind.END_TRAJECTORY),
+    ("POST", "/v1/tasks/.+/steps/[^/]+:end", RouteKind.END_STEP),
+    ("GET", "/v1/tasks/.+/steps/[^/]+", RouteKind.ONE_CELL),
     ("GET", "/v1/(?P<list>reward-services|endpoints)", RouteKind.TABLE),
     ("GET", "/v1/(?P<list>reward-services|endpoints)/(?P<name>[^/]+)", RouteKind.ITEM),
     ("*", "/v1/(?P<list>reward-services)(?:/(?P<name>[^/]+)(?:/(?P<verb>[^/]+))?)?", RouteKind.CHANGE_ALL),

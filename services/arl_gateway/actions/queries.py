@@ -32,7 +32,7 @@ STATES_BY_ID = text("""
 # Naming the ids three times lets Postgres prune partitions before it opens them: 0.15 CPU-ms instead of 0.8.
 ACTIONS_BY_ID = text("""
     select a.id, a.project_id, a.kind, a.trajectory, a.environment_id, a.state, a.outcome, a.reason, a.grant_no,
-           a.amounts, a.failures,
+           a.amounts, a.failures, a.is_critical,
            a.cancel_requested_at, a.deadline_at, a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us,
            a.counted_us, q.task, s.class_key, s.demand, s.elastic, s.labels, s.priority, s.gang, n.name as node,
            n.url as node_url, n.credential_id as node_credential_id,

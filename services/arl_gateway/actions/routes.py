@@ -26,8 +26,8 @@ from arl_gateway.http.dependencies import (
 )
 from arl_kit.app import error_responses
 from arl_kit.optional_nulls import OptionalNullRoute
-from arl_wire.actions.action import Action, ActionListResponse, Name, WaitRequest, WaitResponse
-from arl_wire.actions.batches import SubmitBatchResponse
+from arl_wire.actions.action import Action, ActionListResponse, Name
+from arl_wire.actions.batches import SubmitBatchResponse, WaitRequest, WaitResponse
 from arl_wire.errors import BadRequest, NotFound
 
 __all__ = ["router", "trajectories"]

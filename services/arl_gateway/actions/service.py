@@ -16,8 +16,8 @@ from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore
-from arl_wire.actions.action import Action, ActionListResponse, SubmitActionRequest, WaitRequest, WaitResponse
-from arl_wire.actions.batches import BatchItemResult, SubmitBatchResponse
+from arl_wire.actions.action import Action, ActionListResponse, SubmitActionRequest
+from arl_wire.actions.batches import BatchItemResult, SubmitBatchResponse, WaitRequest, WaitResponse
 from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, error_from_problem
 from arl_wire.internal.admission import (
     AdmitItemResult,

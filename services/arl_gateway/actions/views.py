@@ -43,6 +43,7 @@ def action_from_row(row: Row) -> Action:
         priority=row.priority,
         gang=json.loads(row.gang)["id"] if row.gang is not None else None,
         allocation=json.loads(row.amounts) if row.amounts is not None else None,
+        critical=row.is_critical,
         cancel_requested=row.cancel_requested_at is not None,
         created_at=row.created_at,
         deadline_at=row.deadline_at,

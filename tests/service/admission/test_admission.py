@@ -134,12 +134,12 @@ class TestCancelRequests:
         mine, other = await rows.action(trajectory="ends"), await rows.action(trajectory="stays")
         done = await rows.action(trajectory="ends", state="settled", outcome="ok")
         wish = EndTrajectoryRequest(project_id=rows.project, task="t", trajectory="ends")
-        assert (await admission.end_trajectory(wish)).count == 2
+        assert (await admission.trajectories.end(wish)).count == 2
         wished = [(await rows.of(id))["cancel_requested_at"] is not None for id in (mine, other, done)]
         assert wished == [True, False, False]
         sql = "select delete_requested_at is not null from environments where id = $1"
         assert await rows.value(sql, environment)
-        assert (await admission.end_trajectory(wish)).count == 0
+        assert (await admission.trajectories.end(wish)).count == 0
 
 
 class TestNormalise:

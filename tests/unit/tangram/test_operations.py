@@ -13,8 +13,8 @@ from arl_tangram.operations import BatchRefused, Operation, RetryDelay, SdkReque
 from arl_tangram.options import exec_action
 from arl_tangram.resources.reward_services import RewardServiceMethods, ScoreOptions
 from arl_tangram.timeouts import RESPONSE_GRACE_S, with_timeout
-from arl_wire.actions.action import Action, WaitRequest, WaitResponse
-from arl_wire.actions.batches import BatchItemResult, SubmitBatchResponse
+from arl_wire.actions.action import Action
+from arl_wire.actions.batches import BatchItemResult, SubmitBatchResponse, WaitRequest, WaitResponse
 from arl_wire.errors import NotFound, TangramError, TooLarge, Unavailable, ValidationFailed
 from arl_wire.reward_services.service import ScoreRequest, ScoreResponse
 from arl_wire.scores import Score, ScoreItem

@@ -52,6 +52,13 @@ SESSION: dict[str, Any] = {
         ({**SESSION, "session": "a b"}, "session"),
         ({**SESSION, "command": "a\x00"}, "command"),
         ({"typo": 1}, "typo"),
+        ({"prompt": "p"}, "prompt"),
+        ({"group": "g"}, "group"),
+        ({"expected_turns": 3}, "expected_turns"),
+        ({"progress": 0.5}, "progress"),
+        ({"trajectory": "x", "expected_turns": 0}, "expected_turns"),
+        ({"trajectory": "x", "progress": 1.5}, "progress"),
+        ({"trajectory": "x", "prompt": "a b"}, "prompt"),
     ],
 )
 def test_invalid_field_is_rejected_by_its_name(changed: dict[str, Any], field: str) -> None:

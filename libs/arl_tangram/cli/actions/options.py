@@ -26,7 +26,8 @@ NOT_OF_THE_REQUEST = {"directory", "request", "no_wait", "follow", "output", "fe
 PLAIN_OPTIONS = (
     "task", "trajectory", "session", "command", "template", "memory_mib", "disk_mib", "pids", "parallel_fraction",
     "resizable", "exclusive", "timeout_s", "wall_timeout_s", "deadline_s",
-    "retries", "priority", "profile", "step", "cwd", "fetch", "require",
+    "retries", "priority", "profile", "step", "prompt", "group", "expected_turns", "progress", "cwd", "fetch",
+    "require",
 )  # fmt: skip
 """Options that have the name and the form of the SDK's option."""
 
@@ -73,6 +74,10 @@ IdempotentOption = Annotated[bool, typer.Option("--idempotent", help="Allow retr
 PriorityOption = Annotated[int | None, typer.Option(help="-10 to 10; higher goes first within the task.")]
 ProfileOption = Annotated[str | None, typer.Option(help="Name under which run times are learned.")]
 StepOption = Annotated[int | None, typer.Option(help="Training step.")]
+PromptOption = Annotated[str | None, typer.Option(help="Key of the trajectory's prompt, equal in all epochs.")]
+GroupOption = Annotated[str | None, typer.Option(help="Group of the trajectory.")]
+TurnsOption = Annotated[int | None, typer.Option(help="Expected number of actions of the trajectory.")]
+ProgressOption = Annotated[float | None, typer.Option(help="Completed fraction of the trajectory, 0 to 1.")]
 EnvOption = Annotated[Texts, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable.")]
 CwdOption = Annotated[str | None, typer.Option(help="Directory below the working directory.")]
 StdinOption = Annotated[Path | None, typer.Option(help="File for standard input; `-` passes this command's.")]

@@ -1,0 +1,1 @@
+"""The end of trajectories and of training steps."""

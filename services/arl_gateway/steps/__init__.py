@@ -1,0 +1,1 @@
+"""Training steps: their progress, and their end."""
