@@ -24,6 +24,7 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
             *_SERVICE_SETTINGS,
             "policy",
             "pod_cores",
+            "step_aware",
             "trace_slow_s",
             "trace_rounds",
             "leader_ttl_s",

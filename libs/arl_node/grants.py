@@ -374,4 +374,5 @@ def _fence_bodies(fences: Iterable[Fence]) -> list[FencePayload]:
 
 def _run_body(report: AttemptReport) -> RunReport:
     fence, run_us = report.fence, report.counted_us if report.counted_us is not None else report.run_us
-    return RunReport(id=fence.action_id, grant_no=fence.grant_no, run_us=run_us, cpu_us=report.cpu_us)
+    wall_us = report.run_us if run_us != report.run_us else None
+    return RunReport(id=fence.action_id, grant_no=fence.grant_no, run_us=run_us, cpu_us=report.cpu_us, wall_us=wall_us)

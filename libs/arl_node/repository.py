@@ -71,7 +71,7 @@ GRANTED_TO_NODE = """with ours as (
 """Common start of the statements on granted actions."""
 
 ACTIVE_ON_NODE = """select coalesce(json_agg(g), '[]')::text
-              from (select id, grant_no, state, amounts, amounts_seq, environment_id,
+              from (select id, grant_no, state, amounts, amounts_seq, environment_id, is_critical,
                            cancel_requested_at is not null as cancel,
                            extract(epoch from now() - granted_at)::float8 as granted_ago_s
                       from actions

@@ -43,7 +43,8 @@ class StepTrajectoryStatus(BaseModel):
         description="Rule for the order of its actions. `critical_trajectory`: they go first, because it is expected to"
         " end last. `ends_earlier`: others are expected to end after it. `work_bound`: the cores are busy"
         " until all work of the step is done, in any order. `node_limit`: enough other trajectories go first."
-        " `no_prediction`: there are neither hints nor earlier steps of its prompt. `ended`: it has ended"
+        " `no_prediction`: there are neither hints nor earlier steps of its prompt. `disabled`: it is expected to"
+        " end last, and step awareness is off. `ended`: it has ended"
     )
 
 

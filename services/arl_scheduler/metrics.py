@@ -23,6 +23,10 @@ class SchedulerMetrics:
         self.polls = metrics.histogram(
             "scheduler_poll_duration_seconds", "Seconds to read the rows and to update the index"
         )
+        self.critical = metrics.gauge(
+            "critical_trajectories", "Trajectories that are expected to end their steps last, whose actions go first"
+        )
+        self.critical_grants = metrics.counter("critical_grants", "Grants to actions of critical trajectories")
         self.grants = metrics.counter("grants", "Grants that Postgres accepted")
         self.classes = metrics.gauge("classes_known", "Classes of actions with a learnt run time")
         self.resizes = metrics.counter(

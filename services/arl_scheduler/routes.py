@@ -27,11 +27,11 @@ def add_notification_routes(api: InternalApi, inbox: NotificationInbox) -> None:
 
     async def admitted(hint: ActionsAdmittedNotification) -> None:
         """Receive admitted actions."""
-        inbox.admitted(hint.actions)
+        inbox.admitted(hint.actions, ended=hint.ended)
 
     async def freed(hint: ResourcesFreedNotification) -> None:
         """Receive freed resources."""
-        runs = {_to_fence(run): RunDuration(run.run_us, run.cpu_us) for run in hint.runs}
+        runs = {_to_fence(run): RunDuration(run.run_us, run.cpu_us, run.wall_us) for run in hint.runs}
         inbox.freed([*map(_to_fence, hint.fences), *runs], requeued=map(_to_fence, hint.requeued), runs=runs)
 
     api.add_route("/internal/admitted", ActionsAdmittedNotification, admitted)

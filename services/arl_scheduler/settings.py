@@ -18,6 +18,11 @@ class SchedulerSettings(ServiceSettings):
         default=PolicyName.SPAR_M,
         description="Scheduling policy, which decides when actions start and which resources they occupy",
     )
+    step_aware: bool = Field(
+        default=True,
+        description="True to let the actions of the trajectories that are expected to end a training step last go"
+        " first; only for the policies `spar` and `spar_m`",
+    )
     pod_cores: float = Field(
         default=1.0,
         ge=0.01,

@@ -103,6 +103,8 @@ class Rows:
         gang: Mapping[str, Any] | None = None,
         cpu_sharing: Mapping[str, Any] | None = None,
         wall_timeout_s: float | None = None,
+        step: int | None = None,
+        hints: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> UUID:
         """Insert an action and its spec in one transaction; without a payload it is a command."""
@@ -117,9 +119,10 @@ class Rows:
             texts = {"demand": demand, "environment": environment, "payload": command if payload is None else payload}
             texts |= {"elastic": elastic} if elastic is not None else {}
             texts |= {"gang": gang} if gang is not None else {}
+            texts |= {"hints": hints} if hints is not None else {}
             texts |= {"cpu_sharing": cpu_sharing} if cpu_sharing is not None else {}
             spec |= {name: json.dumps(value) for name, value in texts.items()}
-            spec |= {"priority": priority, "timeout_s": timeout_s, "wall_timeout_s": wall_timeout_s}
+            spec |= {"priority": priority, "timeout_s": timeout_s, "wall_timeout_s": wall_timeout_s, "step": step}
             await _insert(connection, "action_specs", spec)
         return UUID(str(row["id"]))
 

@@ -250,6 +250,13 @@ class QueuedAction(NamedTuple):
     """Gang of the action; None if the action was granted before, because a retry starts alone."""
     gang_members: tuple["QueuedAction", ...] = ()
     """Other members of the gang. The action represents all of them in the queue."""
+    is_critical: bool = False
+    """True if its trajectory is expected to end its step last. It goes before others of its task and priority."""
+
+    @property
+    def rank(self) -> int:
+        """Return the order inside a task: a higher value goes first."""
+        return 2 * self.priority + self.is_critical
 
 
 class RunningAction(NamedTuple):

@@ -37,8 +37,11 @@ def effective_arrival(action: QueuedAction) -> float:
 
 
 def arrival_order(action: QueuedAction) -> tuple[int, float, UUID]:
-    """Return the sort key: higher priority first, then arrival; ties by id, so that a round is deterministic."""
-    return (-action.priority, effective_arrival(action), action.id)
+    """Return the sort key: higher priority first, then critical actions, then arrival.
+
+    Ties are broken by id, so that a round is deterministic.
+    """
+    return (-action.rank, effective_arrival(action), action.id)
 
 
 class BucketKey(NamedTuple):
@@ -52,6 +55,8 @@ class BucketKey(NamedTuple):
     makes_environment: bool
     gang: UUID | None = None
     """Id of an action that represents a gang; its bucket contains nothing else."""
+    is_critical: bool = False
+    """True for actions of critical trajectories."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +72,7 @@ class QueueEntry:
 
 
 CursorEntry = tuple[int, float, UUID, QueueEntry, int, float]
-"""Negated priority, sort time in the cursor, id, entry, position in the bucket, size penalty of the bucket."""
+"""Negated rank, sort time in the cursor, id, entry, position in the bucket, size penalty of the bucket."""
 
 CHUNK_SIZE = 1024
 """Entries per chunk; a chunk has fewer than twice as many."""
@@ -88,6 +93,7 @@ class ActionBucket:
     def __init__(self, cls: ActionClass, key: BucketKey) -> None:
         self.cls = cls
         self.key = key
+        self._negated_rank = -(2 * key.priority + key.is_critical)
         self._chunks: list[list[QueueEntry]] = []
         """Chunks of entries, including discarded entries that are not removed yet."""
         self._entries = self._queued = 0
@@ -123,7 +129,7 @@ class ActionBucket:
         if head is None or head[5] != size_penalty_s:
             first = self._find_first()
             head = (
-                -self.key.priority,
+                self._negated_rank,
                 first.effective_arrival + size_penalty_s,
                 first.id,
                 first,
@@ -135,7 +141,7 @@ class ActionBucket:
 
     def after(self, head: CursorEntry) -> CursorEntry | None:
         """Return the next queued entry for the same cursor."""
-        priority, _, _, _, place, lead_s = head
+        rank, _, _, _, place, lead_s = head
         begin = (place & _OFFSET_MASK) + 1
         for number in range(place >> _OFFSET_BITS, len(self._chunks)):
             piece = self._chunks[number]
@@ -143,7 +149,7 @@ class ActionBucket:
                 entry = piece[at]
                 if entry.action is not None:
                     return (
-                        priority,
+                        rank,
                         entry.effective_arrival + lead_s,
                         entry.id,
                         entry,

@@ -167,6 +167,10 @@ class FairShares:
             part = self._effective_weights[task] = self._compute_effective_weight(task)
         return part
 
+    def fraction(self, task: int) -> float:
+        """Return the task's fair share of all resources if the active tasks want them; 0..1."""
+        return self.effective_weight(task) / sum(map(self.effective_weight, self._sharing | {task}))
+
     def _compute_effective_weight(self, task: int) -> float:
         weight = self._weights.get(task)
         if weight is None:

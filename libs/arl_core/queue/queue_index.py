@@ -13,7 +13,7 @@ __all__ = ["QueueCursor", "QueueIndex"]
 
 
 class QueueCursor:
-    """A cursor over non-empty buckets: higher priority first, then arrival plus the size penalty of the bucket.
+    """A cursor over non-empty buckets: higher priority first, then critical actions, then arrival plus size penalty.
 
     The buckets must not change meanwhile. Creation costs O(buckets) and each step O(log n). If `room` is given, an
     action without room is skipped with the rest of its bucket. Advancing past an action consumes its room.
@@ -157,7 +157,9 @@ class QueueIndex:
         node = environment.node if environment is not None else None
         gang = action.id if action.gang_members else None
         makes_environment = environment is not None and node is None
-        key = BucketKey(action.cls.variant, action.task, action.priority, node, makes_environment, gang)
+        key = BucketKey(
+            action.cls.variant, action.task, action.priority, node, makes_environment, gang, action.is_critical
+        )
         buckets = self._all_by_task.setdefault(action.task, {})
         bucket = buckets.get(key)
         if bucket is None:

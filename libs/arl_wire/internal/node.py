@@ -30,6 +30,8 @@ class GrantPayload(BaseModel):
     amounts_seq: int = 0
     expected_cpu_s: float | None = None
     """CPU-seconds that the action is expected to use; only for shared cores. Rows do not have it."""
+    is_critical: bool = False
+    """True if its trajectory is expected to end its step last: the node gives it a greater share of the cores."""
 
 
 class GrantBatchRequest(BaseModel):

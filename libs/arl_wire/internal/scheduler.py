@@ -94,6 +94,8 @@ class RunReport(FencePayload):
     run_us: int
     """Without the time in which the attempt waited for shared cores."""
     cpu_us: int
+    wall_us: int | None = None
+    """Real run time, if it differs."""
 
 
 class ResourcesFreedNotification(BaseModel):

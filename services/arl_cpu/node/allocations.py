@@ -26,6 +26,8 @@ class AttemptAllocation:
     """Sequence number of the last confirmed resize."""
     expected_cpu_s: float = 1.0
     """CPU-seconds that its class uses on average, if the grant's notification said so."""
+    is_critical: bool = False
+    """True if its trajectory is expected to end its step last."""
 
     @property
     def cpu_milli(self) -> int:

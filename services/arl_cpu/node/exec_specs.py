@@ -93,6 +93,7 @@ def exec_spec_from_row(
         cores=cores,
         sharing=sharing,
         expected_cpu_s=attempt.expected_cpu_s,
+        is_critical=attempt.is_critical,
         max_cpu_milli=max(row.widest_cpu_milli, (sharing.limit_milli or 0) if sharing is not None else 0),
         resize_seq=attempt.resize_seq,
     )
@@ -108,4 +109,6 @@ def allocation_from_grant(grant: GrantPayload) -> AttemptAllocation:
     """Return the allocation that a grant describes."""
     known = {} if grant.expected_cpu_s is None else {"expected_cpu_s": grant.expected_cpu_s}
     fence = Fence(grant.id, grant.grant_no)
-    return AttemptAllocation(fence, grant.amounts, grant.environment_id, grant.amounts_seq, **known)
+    return AttemptAllocation(
+        fence, grant.amounts, grant.environment_id, grant.amounts_seq, is_critical=grant.is_critical, **known
+    )

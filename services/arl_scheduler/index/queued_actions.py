@@ -81,6 +81,12 @@ class QueuedActions:
         self._by_task.setdefault(action.task, _TaskQueue()).add(action)
         self.candidates.register(action)
 
+    def replace(self, action: QueuedAction) -> QueuedAction:
+        """Replace a queued action by another form of it, and return that. Candidates do not change."""
+        self._by_id[action.id] = action
+        self.candidates.register(action)
+        return action
+
     def take(self, action_id: UUID) -> QueuedAction:
         """Remove an action that is granted. It remains a candidate until `candidates` forgets it."""
         action = self._by_id.pop(action_id)

@@ -22,6 +22,7 @@ from arl_scheduler.index.environments import EnvironmentName, EnvironmentTable, 
 from arl_scheduler.index.node_table import NodeTable
 from arl_scheduler.index.queued_actions import QueuedActions
 from arl_scheduler.index.rate_limit_timer import RateLimitTimer
+from arl_scheduler.index.step_tracker import StepTracker
 from arl_scheduler.queries.poll_result import AllocationRow, NodeRow, PollResult
 from arl_store.values import to_driver_uuid, uuid7
 from arl_wire.internal.scheduler import QueuedActionRow
@@ -39,6 +40,7 @@ class SchedulerIndex:
         min_run_time_s: Callable[[ActionClass], float] = lambda cls: 0.0,
         *,
         cell: int = 0,
+        steps: StepTracker | None = None,
     ) -> None:
         self._policy = policy or FirstComeFirstServed()
         self._cell = cell
@@ -49,6 +51,7 @@ class SchedulerIndex:
         self._environments = EnvironmentIndex(self._policy, self._ledger, self._queued, cell=cell)
         self._action_classes = ActionClassTable()
         self._accounts = ShareAccounting()
+        self.steps = steps or StepTracker()
         self.curves = curves or CurveCache()
         self.allocations = AllocationTable(self._policy, self._ledger, self.curves)
         self._node_table = NodeTable(self._ledger, self._environments.counts)
@@ -120,6 +123,7 @@ class SchedulerIndex:
             pod = self._environments.pod_for(action.trajectory, amounts) if has_pods and name is None else None
             # The action was already counted as active in its task's share.
             hold = Allocation(fence, action.cls, grant.node, amounts, name, action.task, now, None, pod)
+            self.steps.record_granted(id, at=now, node=grant.node)
             self._accounts.record_granted(id, action.task, share_s(action.cls, amounts, total), amounts)
             if name is None and pod is None:
                 self.allocations.add(hold)
@@ -127,6 +131,29 @@ class SchedulerIndex:
             else:
                 self._allocate(hold)
                 self._environments.leave_queue([id])
+
+    def fair_fraction(self, task: int) -> float:
+        """Return the task's fair share of all resources; 0..1."""
+        return self._accounts.shares.fraction(task)
+
+    def critical_grants(self, grants: Iterable[Grant]) -> frozenset[Fence]:
+        """Return the fences of the grants of critical trajectories. The grants are not applied yet."""
+        found = ((grant.fence, self._queued.get(grant.fence.action_id)) for grant in grants)
+        return frozenset(fence for fence, action in found if action is not None and action.is_critical)
+
+    def set_critical(self, action_id: UUID, *, is_critical: bool) -> None:
+        """Set whether a queued action goes before others of its task. Members of gangs never do."""
+        action = self._queued.get(action_id)
+        if action is None or action.gang is not None or action.is_critical == is_critical:
+            return
+        action = self._queued.replace(action._replace(is_critical=is_critical))
+        if self._queued.candidates.queue.bucket_of(action_id) is not None:
+            name = self._queued.environment_names.get(action_id)
+            self._queued.offer(self._environments.table[name].bind_action(action) if name is not None else action)
+
+    def is_queued(self, action_id: UUID) -> bool:
+        """Return True if the action is in the queue."""
+        return self._queued.get(action_id) is not None
 
     def expected_cpu_s(self, fence: Fence) -> float | None:
         """Return the CPU-seconds that a granted action with shared cores is expected to use; None for others."""
@@ -137,6 +164,8 @@ class SchedulerIndex:
 
     def drop_refused(self, ids: Iterable[UUID]) -> None:
         """Forget actions that Postgres refused to grant. They are no longer queued or will be settled."""
+        ids = tuple(ids)
+        self.steps.drop(ids, at=self.curves.now)
         self._forget_queued(*ids)
 
     def release_attempts(self, fences: Iterable[Fence], *, requeued: Collection[Fence] = ()) -> None:
@@ -236,6 +265,9 @@ class SchedulerIndex:
         began = min(home.trajectory_started_at, row.submitted) if home is not None else None
         if home is None and name is not None:
             home = self._environments.table[name] = TrackedEnvironment(name, row.environment_id or uuid7(self._cell))
+        if row.step is not None:
+            self.steps.add_queued(id, row)
+        gang = Gang(row.gang.id, row.gang.size) if row.gang is not None and row.grant_no == 0 else None
         action = QueuedAction(
             id=id,
             cls=self._action_classes.acquire(row),
@@ -247,7 +279,8 @@ class SchedulerIndex:
             environment=PinnedEnvironment(home.id, home.node) if home is not None and name is not None else None,
             trajectory=trajectory,
             trajectory_started_at=began,
-            gang=Gang(row.gang.id, row.gang.size) if row.gang is not None and row.grant_no == 0 else None,
+            gang=gang,
+            is_critical=gang is None and self.steps.is_critical(id),
         )
         self._queued.add(action)
         self._accounts.record_queued(action.task, action.cls.demand.minimum)
@@ -285,6 +318,9 @@ class SchedulerIndex:
     def _adopt_allocation(self, row: AllocationRow) -> None:
         """Add an allocation that an earlier leader made."""
         id = row.fence.action_id
+        if row.step is not None:
+            self.steps.adopt(id, row)
+        self.steps.record_granted(id, at=row.granted, node=row.node)
         before = self.allocations.get(id) or self._queued.get(id)
         cls = self._action_classes.acquire_granted(row, queued_as=before.cls if before is not None else None)
         if self.allocations.get(id) is not None:

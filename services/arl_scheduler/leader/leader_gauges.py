@@ -24,6 +24,7 @@ class LeaderGauges:
         is_leader: bool,
         stragglers: int,
         classes: int,
+        critical: int = 0,
         now: Callable[[], float],
     ) -> None:
         """Set all gauges. The names of new queues are read from the database."""
@@ -31,6 +32,7 @@ class LeaderGauges:
         self._metrics.allocated.set(index.allocation_count if index is not None else 0)
         self._metrics.stragglers.set(stragglers if index is not None else 0)
         self._metrics.classes.set(classes if index is not None else 0)
+        self._metrics.critical.set(critical if index is not None else 0)
         queues = index.queue_depths() if index is not None else {}
         await self._task_labels.load(dict.fromkeys(queues))
         # Cleared after the await, so that nothing reads the gauges while they are empty.

@@ -1,5 +1,6 @@
 """Failures found by a poll: attempts on silent nodes, and environments on nodes that stay away."""
 
+import time
 from collections.abc import Iterable
 
 from arl_core.control.reclaim import ActiveAttempt, NodeLease, ReclaimDecision, reclaim
@@ -9,7 +10,22 @@ from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.poll_result import PollResult
 from arl_store.tx import Row
 
-__all__ = ["find_failed", "reclaimed_core_times"]
+__all__ = ["HeartbeatWatch", "find_failed", "reclaimed_core_times"]
+
+
+class HeartbeatWatch:
+    """The time since which this leader could see heartbeats, by the database's clock."""
+
+    def __init__(self) -> None:
+        self.since = 0.0
+        self._polled_at = time.monotonic()
+
+    def update(self, now: float, *, is_rebuilding: bool, max_pause_s: float) -> None:
+        """Restart watching after a stall of more than `max_pause_s`: every node then gets a whole lease."""
+        at = time.monotonic()
+        if is_rebuilding or at - self._polled_at > max_pause_s:
+            self.since = now
+        self._polled_at = at
 
 
 def find_failed(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from arl_core.domain.model import Fence, Grant
@@ -11,7 +11,7 @@ from arl_kit.service_tokens import node_audience
 from arl_scheduler.queries.estimate_queries import RunDuration
 from arl_scheduler.queries.poll_result import NodeRow, PollResult
 from arl_wire.internal.node import GrantBatchRequest, GrantPayload, ResizeResult
-from arl_wire.internal.scheduler import QueuedActionRow
+from arl_wire.internal.scheduler import EndedTrajectory, QueuedActionRow
 
 __all__ = ["NotificationInbox", "PendingNotifications", "notify_environment_ends", "notify_grants"]
 
@@ -21,6 +21,7 @@ class PendingNotifications:
     """The notifications since the last round."""
 
     admitted: list[QueuedActionRow] = field(default_factory=list)
+    ended: list[EndedTrajectory] = field(default_factory=list)
     freed: list[Fence] = field(default_factory=list)
     requeued: set[Fence] = field(default_factory=set)
     runs: dict[Fence, RunDuration] = field(default_factory=dict)
@@ -40,12 +41,13 @@ class NotificationInbox:
         self.is_poll_requested = False
         """True if rows changed that only a poll started from now on is certain to read."""
 
-    def admitted(self, rows: Iterable[QueuedActionRow]) -> None:
+    def admitted(self, rows: Iterable[QueuedActionRow], *, ended: Iterable[EndedTrajectory] = ()) -> None:
         """Receive admitted rows. An empty list means that a request was recorded, and asks for a poll soon."""
         rows = list(rows)
         if not rows:
             self.is_poll_requested = True
         self._pending.admitted.extend(rows)
+        self._pending.ended.extend(ended)
         self._wakeup.set()
 
     def freed(
@@ -94,10 +96,13 @@ def notify_grants(
     nodes: Mapping[int, NodeRow],
     grants: Iterable[Grant],
     expected_cpu_s: Callable[[Fence], float | None],
+    *,
+    critical: Set[Fence] = frozenset(),
 ) -> None:
     """Notify the managers of grants, with one request per node.
 
     `expected_cpu_s` returns the CPU-seconds that an action with shared cores is expected to use, else None.
+    `critical` has the grants of critical trajectories.
     """
     by_node: dict[int, list[GrantPayload]] = defaultdict(list)
     for grant in grants:
@@ -108,6 +113,7 @@ def notify_grants(
                 amounts=dict(grant.resources),
                 environment_id=grant.environment,
                 expected_cpu_s=expected_cpu_s(grant.fence),
+                is_critical=grant.fence in critical,
             )
         )
     for node_id, bodies in by_node.items():

@@ -14,9 +14,10 @@ from uuid import UUID
 from arl_core.capacity.gangs import limit_grants
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.control.reclaim import ReclaimDecision
-from arl_core.domain.model import Fence, Grant
+from arl_core.domain.model import Fence
 from arl_core.domain.states import ActionOutcome
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.spar import SparPolicy
 from arl_kit.action_metrics import ActionMetrics, TaskLabels
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
@@ -27,7 +28,7 @@ from arl_scheduler.leader.backlog import read_backlog
 from arl_scheduler.leader.duration_learner import DurationLearner
 from arl_scheduler.leader.election import DatabaseClock, LeaderElection
 from arl_scheduler.leader.leader_gauges import LeaderGauges
-from arl_scheduler.leader.node_failures import find_failed, reclaimed_core_times
+from arl_scheduler.leader.node_failures import HeartbeatWatch, find_failed, reclaimed_core_times
 from arl_scheduler.leader.notification_inbox import (
     NotificationInbox,
     PendingNotifications,
@@ -36,7 +37,9 @@ from arl_scheduler.leader.notification_inbox import (
 )
 from arl_scheduler.leader.partition_maintenance import PartitionMaintenance
 from arl_scheduler.leader.resize_coordinator import ResizeCoordinator
+from arl_scheduler.leader.round_writer import RoundWriter
 from arl_scheduler.leader.scheduler_traces import SchedulerTraces
+from arl_scheduler.leader.step_coordinator import StepCoordinator
 from arl_scheduler.leader.straggler_detector import StragglerDetector
 from arl_scheduler.metrics import SchedulerMetrics
 from arl_scheduler.queries import leader_queries, repository
@@ -81,20 +84,21 @@ class SchedulingLoop:
         self._failpoints = Failpoints(settings.failpoints)
         metrics = metrics or Metrics()
         self._metrics = SchedulerMetrics(metrics)
+        self._writer = RoundWriter(store, self.election, self._failpoints, self._metrics)
         self._action_metrics = ActionMetrics(metrics, TaskLabels(store))
         self._gauges = LeaderGauges(self._action_metrics.task_labels, self._metrics)
         metrics.add_scrape_hook(self._collect_metrics)
         self._traces = traces or SchedulerTraces()
         self.duration_learner = DurationLearner(store)
         self.straggler_detector = StragglerDetector()
+        self.steps = StepCoordinator(store, is_boosting=settings.step_aware and isinstance(policy, SparPolicy))
         self.inbox = NotificationInbox()
         self._resizer = ResizeCoordinator(peers, self.inbox)
         self._index: SchedulerIndex | None = None
         self._clock = DatabaseClock()
-        self._watching_since = 0.0
+        self._watch = HeartbeatWatch()
         self._next_poll = 0.0
         self._poll_interval = settings.poll_busy_s
-        self._polled_at = time.monotonic()
         self._partitions = PartitionMaintenance(store)
         self._has_more_to_settle = False
         self._task: asyncio.Task[None] | None = None
@@ -113,6 +117,7 @@ class SchedulingLoop:
         await self._resizer.stop()
         with contextlib.suppress(Exception):
             await self.duration_learner.save(self.election, force=True)
+            await self.steps.save(self.election, force=True)
         await self.election.resign()
 
     def view(self) -> tuple[SchedulerIndex, CellSnapshot] | None:
@@ -120,7 +125,7 @@ class SchedulingLoop:
         index, ttl_s = self._index, self._settings.node_ttl_s
         if index is None or self.election.term is None:
             return None
-        times = {"now": self._clock.now(), "watching_since": self._watching_since}
+        times = {"now": self._clock.now(), "watching_since": self._watch.since}
         return index, index.snapshot(silent_after_s=ttl_s, **times)
 
     async def _run(self) -> None:
@@ -155,6 +160,7 @@ class SchedulingLoop:
         mail = self._drain_inbox(index)
         await self._write_confirmed_resizes(index, mail)
         await self._settle_due(index)
+        await self.steps.update(index, now=self._clock.now())
         granted = await self._run_round(index)
         if not granted:
             await self._wait_for_work(index)
@@ -168,6 +174,8 @@ class SchedulingLoop:
             due = min(due, deadline - self._clock.now() + 0.001)
         if (refilled := index.rate_limit_timer.next_refill_at()) is not None:
             due = min(due, refilled - time.monotonic())
+        if (projected_s := self.steps.next_projection_in_s()) is not None:
+            due = min(due, projected_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(due, 0.0)):
                 await self.inbox.wait()
@@ -177,6 +185,7 @@ class SchedulingLoop:
         if mail:
             self._poll_interval = self._settings.poll_busy_s
             self._next_poll = min(self._next_poll, time.monotonic() + self._poll_interval)
+        self.steps.end_notified(mail, now=self._clock.now())
         index.admit(mail.admitted)
         index.release_attempts(mail.freed, requeued=mail.requeued)
         self._report_released(index, mail)
@@ -208,21 +217,27 @@ class SchedulingLoop:
         self.duration_learner.record_released(
             released, notifications.runs, notified=frozenset(notifications.freed), now=self._clock.now()
         )
+        self.steps.record_released(index, released, notifications, now=self._clock.now())
 
     async def _poll(self) -> SchedulerIndex:
         await self.duration_learner.begin(term=self._require_term())
+        await self.steps.begin(term=self._require_term())
         learner, cell = self.duration_learner, self._settings.cell
-        index = self._index or SchedulerIndex(self._policy, learner.curves, learner.min_run_time_s, cell=cell)
         rebuilding = self._index is None
+        index = self._index or SchedulerIndex(
+            self._policy, learner.curves, learner.min_run_time_s, cell=cell, steps=self.steps.begin_index()
+        )
         index.begin_poll()
         self.inbox.is_poll_requested = False
         with self._metrics.polls.time():
             async with self._store.read() as tx:
                 found = await repository.poll(tx, checkpoint=index.checkpoint, in_pages=rebuilding)
             self._clock.set(found.now)
-            self._update_watching_since(found, is_rebuilding=rebuilding)
+            late_s = self._poll_interval + self._settings.node_ttl_s / 2
+            self._watch.update(found.now, is_rebuilding=rebuilding, max_pause_s=late_s)
             index.rate_limit_timer.refill(time.monotonic())
             index.reconcile(found)
+            self.steps.apply_poll(found)
             notify_environment_ends(self._peers, index.nodes, found)
             if rebuilding:
                 self._traces.reset()
@@ -244,22 +259,16 @@ class SchedulingLoop:
         self.straggler_detector.update(index.allocations, self.duration_learner.estimates, now=self._clock.now())
         self._traces.mark_stragglers(self.straggler_detector)
         await self.duration_learner.save(self.election)
+        await self.steps.save(self.election)
         if await self._partitions.ensure_if_due():
             await self.duration_learner.delete_old(self.election)
+            await self.steps.delete_old(self.election)
         return index
-
-    def _update_watching_since(self, poll: PollResult, *, is_rebuilding: bool) -> None:
-        """Restart watching if this leader could not see heartbeats: after a stall every node gets a whole lease."""
-        now = time.monotonic()
-        late = now - self._polled_at > self._poll_interval + self._settings.node_ttl_s / 2
-        if is_rebuilding or late:
-            self._watching_since = poll.now
-        self._polled_at = now
 
     async def _reclaim(self, index: SchedulerIndex, poll: PollResult) -> None:
         ttl_s, away_s = self._settings.node_ttl_s, self._settings.environment_loss_after_s
         verdicts, away = find_failed(
-            index, poll, watching_since=self._watching_since, ttl_s=ttl_s, environment_loss_after_s=away_s
+            index, poll, watching_since=self._watch.since, ttl_s=ttl_s, environment_loss_after_s=away_s
         )
         if verdicts or away:
             await self._apply_reclaim(index, verdicts, away)
@@ -319,12 +328,13 @@ class SchedulingLoop:
     async def _decide(self, index: SchedulerIndex) -> bool:
         began = now = self._clock.now()
         index.rate_limit_timer.refill(time.monotonic())
-        plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since)
+        plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watch.since)
         decided = limit_grants(plan.grants, self._settings.round_limit)
+        critical = index.critical_grants(decided)
         growths = self._resizer.growths(index.allocations, plan.resizes)
         shrinks = self._resizer.shrinks(index.allocations, plan.resizes)
         decided_at = self._clock.now()
-        granted, grown = await self._commit(index, decided, growths)
+        granted, grown = await self._writer.write(index, decided, growths, critical)
         index.rate_limit_timer.mark_committed(time.monotonic())
         taken = [grant for grant in decided if grant.fence in granted]
         index.apply_grants(taken, now=now)
@@ -332,34 +342,11 @@ class SchedulingLoop:
         self._apply_resizes(index, growths, "grown")
         if taken:
             self._traces.export_round(taken, started=began, decided=decided_at, ended=self._clock.now())
-        notify_grants(self._peers, index.nodes, taken, index.expected_cpu_s)
+        notify_grants(self._peers, index.nodes, taken, index.expected_cpu_s, critical=critical)
         self._resizer.send(index.allocations, index.nodes, [*shrinks, *growths])
         missing = [grant.fence for grant in decided if grant.fence not in granted]
         await self._drop_refused(index, {fence.action_id: fence.grant_no for fence in missing})
         return bool(decided)
-
-    async def _commit(
-        self, index: SchedulerIndex, grants: Sequence[Grant], growths: Sequence[ResizeUpdate]
-    ) -> tuple[frozenset[Fence], frozenset[Fence]]:
-        """Write grants and growths in one commit. Return the fences of those that succeeded."""
-        granted: frozenset[Fence] = frozenset()
-        grown: frozenset[Fence] = frozenset()
-        if not grants and not growths:
-            return granted, grown
-        epochs = {node.id: node.epoch for node in index.nodes.values()}
-        self._failpoints.hit("leader.between_decision_and_lock")
-        async with self._store.write() as tx:
-            await leader_queries.lock_term(tx, cell=self.election.cell, term=self._require_term())
-            self._failpoints.hit("leader.between_lock_and_update")
-            if grants:
-                granted = await repository.grant(tx, grants, epochs=epochs)
-            if growths:
-                grown = await repository.resize(tx, growths, confirmed=False)
-        self._failpoints.hit("scheduler.after_grant_commit")
-        if grown:
-            self._failpoints.hit("scheduler.after_growth_commit")
-        self._metrics.grants.inc(len(granted))
-        return granted, grown
 
     async def _drop_refused(self, index: SchedulerIndex, refused: Mapping[UUID, int]) -> None:
         """Settle or forget actions that Postgres refused to grant.
@@ -389,6 +376,7 @@ class SchedulingLoop:
             is_leader=self.election.term is not None,
             stragglers=len(self.straggler_detector),
             classes=self.duration_learner.estimates.class_count,
+            critical=self.steps.critical_count,
             now=self._clock.now,
         )
 

@@ -51,6 +51,13 @@ class RunDuration:
 
     run_us: int
     cpu_us: int
+    wall_us: int | None = None
+    """Real run time, if it is known to differ."""
+
+    @property
+    def real_us(self) -> int:
+        """Return the real run time."""
+        return self.run_us if self.wall_us is None else self.wall_us
 
 
 async def read_estimates(tx: ReadTx, *, limit: int) -> dict[int, Sequence[Sequence[int]]]:

@@ -29,7 +29,7 @@ from arl_core.queue.fairness import QueueWeight
 from arl_core.queue.quotas import TaskQuota
 from arl_store.values import parse_uuid
 from arl_wire.actions.action import HOST_TEMPLATE
-from arl_wire.internal.scheduler import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow, TrajectoryHintsPayload
 
 __all__ = [
     "AllocationRow",
@@ -112,6 +112,8 @@ class EnvironmentRow:
     """True if ended or lost."""
     is_delete_requested: bool
     """True if the client requested its deletion: it then leaves no tombstone."""
+    ended: float | None = None
+    """Time at which it ended or at which its deletion was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,9 @@ class AllocationRow:
     cls: ActionClass | None = None
     """The class; only for a new leader, which may not have seen it in the queue."""
     resize_seq: int = 0
+    step: int | None = None
+    """Training step; only for a new leader, like the class."""
+    hints: TrajectoryHintsPayload | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +158,8 @@ class PollResult:
     """Weights by queue."""
     quotas: Mapping[int, TaskQuota] = field(default_factory=dict)
     """Quotas of the queues that have one."""
+    ended_steps: tuple[tuple[int, int, float], ...] = ()
+    """Queue, step and time of the end of steps that clients ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +184,7 @@ def parse_poll_result(row: Any) -> PollResult:
         paused=frozenset(json.loads(row.paused)),
         weights={entry.pop("id"): QueueWeight(**entry) for entry in json.loads(row.weights)},
         quotas={entry["id"]: _parse_quota(entry["quota"]) for entry in json.loads(row.quotas)},
+        ended_steps=tuple((entry["queue_id"], entry["step"], entry["ended"]) for entry in json.loads(row.ended_steps)),
     )
 
 
@@ -263,6 +271,8 @@ def _parse_elasticity(entry: Mapping[str, Any]) -> Elasticity:
 
 
 def _parse_allocation(entry: Mapping[str, Any]) -> AllocationRow:
+    spec = entry["spec"]
+    hints = spec["hints"] if spec is not None else None
     return AllocationRow(
         fence=Fence(parse_uuid(entry["id"]), entry["grant_no"]),
         state=ActionState(entry["state"]),
@@ -277,8 +287,10 @@ def _parse_allocation(entry: Mapping[str, Any]) -> AllocationRow:
         retries=entry["retries"],
         granted=entry["granted"],
         started=entry["started"],
-        cls=_parse_class(entry["spec"]) if entry["spec"] is not None else None,
+        cls=_parse_class(spec) if spec is not None else None,
         resize_seq=entry["amounts_seq"],
+        step=spec["step"] if spec is not None else None,
+        hints=TrajectoryHintsPayload.model_validate(hints) if hints is not None else None,
     )
 
 
@@ -335,4 +347,5 @@ def _parse_environment(entry: Mapping[str, Any]) -> EnvironmentRow:
         is_ended=entry["gone"],
         is_out_of_memory=entry["end_reason"] == ENVIRONMENT_OUT_OF_MEMORY,
         is_delete_requested=entry["deleted"],
+        ended=entry["ended"],
     )

@@ -1,7 +1,7 @@
 """Statements of the scheduler. Every write is guarded by the leader's term, the state and the fence."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from uuid import UUID
 
 from sqlalchemy import text
@@ -52,7 +52,7 @@ _QUEUED = f"""
            extract(epoch from a.created_at)::float8 as submitted,
            extract(epoch from a.deadline_at)::float8 as deadline,
            s.class_key, s.shape, s.demand, s.elastic, s.cpu_sharing, s.environment, s.priority,
-           {_TIME_LIMIT_S} as timeout_s, s.gang
+           {_TIME_LIMIT_S} as timeout_s, s.gang, s.step, s.hints
       from actions as a
       join action_specs as s using (id)
      where a.state = 'queued'
@@ -74,6 +74,7 @@ POLL = text(f"""
                                                        'demand', s.demand, 'elastic', s.elastic,
                                                        'cpu_sharing', s.cpu_sharing,
                                                        'environment', s.environment,
+                                                       'step', s.step, 'hints', s.hints,
                                                        'timeout_s', {_TIME_LIMIT_S}) end as spec,
                            extract(epoch from a.granted_at)::float8 as granted,
                            extract(epoch from a.started_at)::float8 as started
@@ -111,12 +112,18 @@ POLL = text(f"""
               from (select id, queue_id, trajectory, node_id, memory_mib, disk_mib,
                            extract(epoch from created_at)::float8 as created,
                            ended_at is not null or lost_at is not null as gone, end_reason,
-                           delete_requested_at is not null as deleted
+                           delete_requested_at is not null as deleted,
+                           extract(epoch from coalesce(delete_requested_at, ended_at, lost_at))::float8 as ended
                       from environments
                      where changed_xid >= cast(cast(:mark as text) as xid8)
                        and (cast(:mark as text) <> '0' or delete_requested_at is null
                             or (ended_at is null and lost_at is null))
-                     order by changed_xid) as e) as environments
+                     order by changed_xid) as e) as environments,
+           (select coalesce(json_agg(t), '[]')::text
+              from (select queue_id, step, extract(epoch from ended_at)::float8 as ended
+                      from training_steps
+                     where changed_xid >= cast(cast(:mark as text) as xid8)
+                       and ended_at > now() - interval '1 day') as t) as ended_steps
 """)  # noqa: S608 - constants of this module
 
 # Rows queued before a mark: no transaction below it is open, so their number only decreases. A row that is queued or
@@ -141,8 +148,8 @@ GRANT = text("""
           from actions as a
           join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[]), cast(:node_ids as int[]),
                       cast(:node_epochs as uuid[]), cast(:environment_ids as uuid[]), cast(:amounts as text[]),
-                      cast(:gangs as uuid[]))
-               as d (id, grant_no, node_id, node_epoch, environment_id, amounts, gang) on d.id = a.id
+                      cast(:gangs as uuid[]), cast(:criticals as boolean[]))
+               as d (id, grant_no, node_id, node_epoch, environment_id, amounts, gang, is_critical) on d.id = a.id
          where a.state = 'queued'
            and a.grant_no = d.grant_no - 1
            and a.cancel_requested_at is null
@@ -168,7 +175,7 @@ GRANT = text("""
     update actions as a
        set state = 'granted', grant_no = d.grant_no, node_id = d.node_id, node_epoch = d.node_epoch,
            environment_id = d.environment_id, amounts = d.amounts::jsonb, amounts_seq = 0,
-           granted_at = now(), started_at = null
+           granted_at = now(), started_at = null, is_critical = d.is_critical
       from decided as d
      where a.id = d.id
  returning a.id, a.grant_no
@@ -296,7 +303,9 @@ async def queued_before(
     return parse_queued_rows(row.queued), (int(row.last_xid), row.last_id) if row.found == limit else None
 
 
-async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UUID]) -> frozenset[Fence]:
+async def grant(
+    tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UUID], critical: Set[Fence] = frozenset()
+) -> frozenset[Fence]:
     """Grant actions. Return the fences that succeeded; the other actions were cancelled, late or no longer queued."""
     rows = await tx.fetch(
         GRANT,
@@ -308,6 +317,7 @@ async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UU
             "environment_ids": [grant.environment for grant in grants],
             "amounts": [json.dumps(grant.resources) for grant in grants],
             "gangs": [grant.gang for grant in grants],
+            "criticals": [grant.fence in critical for grant in grants],
         },
     )
     return frozenset(Fence(row.id, row.grant_no) for row in rows)

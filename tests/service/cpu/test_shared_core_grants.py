@@ -63,6 +63,15 @@ class TestStart:
         await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
         assert (await cpu.executor.next_start()).expected_cpu_s == 1.0
 
+    async def test_action_of_a_critical_trajectory_is_marked_for_the_weights(self, cpu: Cpu) -> None:
+        action = await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
+        await cpu.offer(action, is_critical=True)
+        assert (await cpu.executor.next_start()).is_critical
+        await cpu.granted(amounts=SLOT, cpu_sharing=SHARING, is_critical=True)
+        assert (await cpu.executor.next_start()).is_critical
+        await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
+        assert not (await cpu.executor.next_start()).is_critical
+
     @pytest.mark.parametrize("policy", ["overcommitted", "static"])
     async def test_policy_with_pods_ignores_sharing(self, rows: Rows, policy: str) -> None:
         async with managing(rows, policy=policy) as cpu:

@@ -115,3 +115,13 @@ def test_new_task_starts_level_with_users_of_same_resource() -> None:
     shares.add_action(3, "cpu")
     shares.add_action(4, "slots")
     assert (shares.virtual_s(3), shares.virtual_s(4)) == (1000.0, 10.0)
+
+
+def test_fraction_of_a_task_is_its_weight_among_the_active_tasks() -> None:
+    shares = FairShares()
+    shares.set_weights({1: QueueWeight(project=1, weight=3.0), 2: QueueWeight(project=1)})
+    shares.add_action(1)
+    assert shares.fraction(1) == 1.0
+    shares.add_action(2)
+    assert shares.fraction(1) == pytest.approx(0.75)
+    assert FairShares().fraction(7) == 1.0

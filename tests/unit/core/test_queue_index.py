@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arl_core.domain.model import ActionClass, PinnedEnvironment, QueuedAction
+from arl_core.policies.spar import SparConstants, fair_cursor
 from arl_core.queue.action_bucket import CHUNK_SIZE, ActionBucket, BucketKey, QueueEntry, arrival_order
 from arl_core.queue.queue_index import QueueCursor, QueueIndex
-from support.builders import a_class, an_action, numbered
+from support.builders import a_class, a_snapshot, an_action, numbered
 
 actions = st.lists(
     st.tuples(st.integers(1, 10_000), st.integers(-2, 2), st.floats(0, 100)), unique_by=lambda entry: entry[0]
@@ -172,3 +173,26 @@ def test_discarded_action_added_again_is_yielded_once() -> None:
     bucket.discard(bucket.add(an_action(2, cls=cls)))
     bucket.add(an_action(2, cls=cls))
     assert [action.id for action in bucket] == [numbered(1), numbered(2)]
+
+
+def test_critical_action_goes_before_others_of_its_priority_only() -> None:
+    index, cls = QueueIndex(), a_class(1)
+    for number, priority in ((1, 1), (2, 0), (3, 0)):
+        index.add(an_action(number, cls=cls, priority=priority))
+    index.add(an_action(4, cls=cls)._replace(is_critical=True))
+    assert [action.id for action in index.in_order()] == [numbered(number) for number in (1, 4, 2, 3)]
+    index.add(an_action(4, cls=cls))
+    assert [action.id for action in index.in_order()] == [numbered(number) for number in (1, 2, 3, 4)]
+
+
+def test_critical_action_does_not_go_before_a_task_that_used_less() -> None:
+    cls = a_class(1)
+    critical = an_action(1, cls=cls)._replace(is_critical=True)
+    other = an_action(2, cls=cls)._replace(task=2)
+    snapshot = a_snapshot(queued=[critical, other])
+    for task in (1, 2):
+        snapshot.shares.add_action(task)
+    snapshot.shares.charge_expected(1, 5.0)
+    cursor = fair_cursor(snapshot, snapshot.queue.by_task(), SparConstants())
+    assert cursor.head is not None
+    assert cursor.head.id == other.id

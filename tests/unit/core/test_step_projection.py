@@ -72,16 +72,14 @@ class TestTrajectoryRecord:
 class TestTaskPace:
     def test_means_follow_the_added_values(self) -> None:
         pace = TaskPace()
-        assert (pace.turn_s, pace.cpu_fraction, pace.trajectory_s) == (0.0, 0.0, 0.0)
+        assert (pace.turn_s, pace.cpu_fraction, pace.trajectory_s) == (1.0, 0.3, 0.0)
         pace.add_turn(4.0, 1.0)
         pace.add_trajectory(30.0)
         assert (pace.turn_s, pace.cpu_fraction, pace.trajectory_s) == (4.0, 0.25, 30.0)
 
 
 def rules(states: dict[str, TrajectoryState], *, cores: float = 2, cpu_fraction: float = 0.1) -> dict[str, BoostRule]:
-    found = project_step(
-        states, elapsed_s=10.0, turn_s=1.0, trajectory_s=20.0, cpu_fraction=cpu_fraction, cores=cores
-    )
+    found = project_step(states, elapsed_s=10.0, turn_s=1.0, trajectory_s=20.0, cpu_fraction=cpu_fraction, cores=cores)
     return {name: each.rule for name, each in found.items()}
 
 
