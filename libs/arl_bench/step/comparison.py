@@ -10,19 +10,30 @@ from typing import Any
 
 from arl_bench.harness.bench_system import bench_system
 from arl_bench.harness.process_usage import machine_cpu_s
-from arl_bench.step.run import StepResult, calibrate, run_step
-from arl_bench.step.workloads import StepWorkloadName, floor_s, make_workload
+from arl_bench.step.run import StepHints, StepResult, calibrate, run_step
+from arl_bench.step.workloads import StepWorkloadName, earlier_pass, floor_s, make_workload
 
 __all__ = ["CONTENDERS", "StepBenchConfig", "comparison_table", "run_step_comparison"]
 
-UNLIMITED, UNLIMITED_AGAIN, TANGRAM, EXCLUSIVE = "unlimited", "unlimited_again", "tangram", "exclusive"
-CONTENDERS: Mapping[str, Mapping[str, str]] = {
-    UNLIMITED: {"TANGRAM_POLICY": "unlimited", "TANGRAM_CPU_FORM": "exclusive"},
-    UNLIMITED_AGAIN: {"TANGRAM_POLICY": "unlimited", "TANGRAM_CPU_FORM": "exclusive"},
-    TANGRAM: {"TANGRAM_POLICY": "spar_m", "TANGRAM_CPU_FORM": "shared"},
-    EXCLUSIVE: {"TANGRAM_POLICY": "spar_m", "TANGRAM_CPU_FORM": "exclusive"},
+
+@dataclass(frozen=True, slots=True)
+class _Contender:
+    settings: Mapping[str, str]
+    hints: StepHints = StepHints.NONE
+
+
+UNLIMITED, TANGRAM = "unlimited", "tangram"
+_PODS = {"TANGRAM_POLICY": "unlimited", "TANGRAM_CPU_FORM": "exclusive"}
+_SHARED = {"TANGRAM_POLICY": "spar_m", "TANGRAM_CPU_FORM": "shared"}
+CONTENDERS: Mapping[str, _Contender] = {
+    UNLIMITED: _Contender(_PODS),
+    "unlimited_again": _Contender(_PODS),
+    TANGRAM: _Contender(_SHARED),
+    "tangram_history": _Contender(_SHARED, StepHints.PROMPT),
+    "tangram_hints": _Contender(_SHARED, StepHints.TURNS),
+    "exclusive": _Contender({"TANGRAM_POLICY": "spar_m", "TANGRAM_CPU_FORM": "exclusive"}),
 }
-"""Settings of each contender. `unlimited_again` shows the noise of two runs of the same policy."""
+"""Settings of each contender, and its hints. `unlimited_again` shows the noise of two runs of the same policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +45,9 @@ class StepBenchConfig:
     workloads: tuple[StepWorkloadName, ...] = tuple(StepWorkloadName)
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     warm_up: bool = True
-    """Run a step of another seed first, from which the scheduler learns the classes of commands."""
+    """Run an earlier pass of the same prompts first. The scheduler learns the classes of commands from it, and with
+    hints of prompts also the lengths of trajectories.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +93,19 @@ def run_step_comparison(
 
 def _run_one(workload: StepWorkloadName, seed: int, contender: str, config: StepBenchConfig) -> _StepRun:
     cores = len(os.sched_getaffinity(0))
-    step = make_workload(workload, seed)
+    step, hints = make_workload(workload, seed), CONTENDERS[contender].hints
 
     async def go() -> tuple[StepResult, float]:
         async with system.client() as client:
             loops_per_s = await calibrate(client)
             if config.warm_up:
-                await run_step(client, make_workload(workload, seed + 10_000), loops_per_s=loops_per_s)
+                earlier = earlier_pass(workload, seed)
+                await run_step(client, earlier, loops_per_s=loops_per_s, step=0, hints=hints)
             before = machine_cpu_s()
-            result = await run_step(client, step, loops_per_s=loops_per_s)
+            result = await run_step(client, step, loops_per_s=loops_per_s, step=1, hints=hints)
             return result, (machine_cpu_s() - before - result.cpu_s) / result.step_s
 
-    with bench_system(environment=CONTENDERS[contender]) as system:
+    with bench_system(environment=CONTENDERS[contender].settings) as system:
         result, foreign = asyncio.run(go())
     if result.masked:
         raise RuntimeError(f"{result.masked} commands of {workload} under {contender} did not end as `ok`")

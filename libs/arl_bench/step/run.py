@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from arl_bench.step.workloads import StepTurn, StepWorkload
@@ -10,7 +11,7 @@ from arl_core.domain.states import ActionOutcome
 from arl_tangram.async_client import AsyncTangram
 from arl_wire.actions.action import Action
 
-__all__ = ["StepResult", "burn_script", "calibrate", "run_step"]
+__all__ = ["StepHints", "StepResult", "burn_script", "calibrate", "run_step"]
 
 TASK = "step"
 MEMORY_MIB, DISK_MIB = 32, 4
@@ -18,6 +19,14 @@ CALIBRATION_LOOPS = 400_000
 _SIZES: Any = {"memory_mib": MEMORY_MIB, "disk_mib": DISK_MIB}
 SHELL_START_S = 0.002
 """CPU time of the start of a shell, which is a part of each command."""
+
+
+class StepHints(StrEnum):
+    """The hints that the actions of a step give about their trajectories."""
+
+    NONE = "none"
+    PROMPT = "prompt"  # the key of the prompt, which an earlier step had as well
+    TURNS = "turns"  # the number of turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +70,23 @@ async def calibrate(client: AsyncTangram) -> float:
     return max(found)
 
 
-async def run_step(client: AsyncTangram, workload: StepWorkload, *, loops_per_s: float) -> StepResult:
+async def run_step(
+    client: AsyncTangram,
+    workload: StepWorkload,
+    *,
+    loops_per_s: float,
+    step: int = 0,
+    hints: StepHints = StepHints.NONE,
+) -> StepResult:
     """Run one step. Environments exist before it begins, as a step reuses prepared environments."""
     names = [f"trajectory-{number}" for number in range(len(workload))]
     await asyncio.gather(*(client.run(task=TASK, trajectory=name, argv=["true"], **_SIZES) for name in names))
     began = time.monotonic()
     played = await asyncio.gather(
-        *(_play(client, name, turns, loops_per_s) for name, turns in zip(names, workload, strict=True))
+        *(
+            _play(client, name, turns, loops_per_s, {"step": step, **_hint_options(hints, name, turns)})
+            for name, turns in zip(names, workload, strict=True)
+        )
     )
     step_s = time.monotonic() - began
     await asyncio.gather(*(client.end_trajectory(TASK, name) for name in names))
@@ -80,13 +99,27 @@ async def run_step(client: AsyncTangram, workload: StepWorkload, *, loops_per_s:
     )
 
 
-async def _play(client: AsyncTangram, name: str, turns: tuple[StepTurn, ...], loops_per_s: float) -> list[Action]:
+def _hint_options(hints: StepHints, name: str, turns: tuple[StepTurn, ...]) -> dict[str, Any]:
+    match hints:
+        case StepHints.PROMPT:
+            return {"prompt": name}
+        case StepHints.TURNS:
+            return {"expected_turns": len(turns)}
+        case StepHints.NONE:
+            return {}
+
+
+async def _play(
+    client: AsyncTangram, name: str, turns: tuple[StepTurn, ...], loops_per_s: float, options: dict[str, Any]
+) -> list[Action]:
     found = []
     for turn in turns:
         await asyncio.sleep(turn.think_s)
         script = burn_script(turn, loops_per_s=loops_per_s)
         found.append(
-            await client.run(task=TASK, trajectory=name, profile=turn.profile, argv=["sh", "-c", script], **_SIZES)
+            await client.run(
+                task=TASK, trajectory=name, profile=turn.profile, argv=["sh", "-c", script], **_SIZES, **options
+            )
         )
     return found
 

@@ -166,7 +166,7 @@ class StepTracker:
         self._add(key, record)
 
     def forget_actions(self) -> None:
-        """Forget queued and granted actions before the index is built anew."""
+        """Forget queued and granted actions before the index is rebuilt."""
         self._by_action.clear()
         for record in self.records.values():
             record.resume(idle_since=record.active)

@@ -1,11 +1,13 @@
 """Test the workloads of `tangram bench step`."""
 
+import math
 import subprocess
+from statistics import correlation
 
 import pytest
 
 from arl_bench.step.run import burn_script
-from arl_bench.step.workloads import StepTurn, StepWorkloadName, floor_s, make_workload
+from arl_bench.step.workloads import StepTurn, StepWorkloadName, earlier_pass, floor_s, make_workload
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,22 @@ def test_script_runs_all_loops_of_its_turn(fraction: float) -> None:
     counted = script.replace("i=$((i+1))", "i=$((i+1)); echo")
     done = subprocess.run(["sh", "-c", counted], capture_output=True, check=True)
     assert done.stdout.count(b"\n") == 1000
+
+
+@pytest.mark.parametrize("name", list(StepWorkloadName))
+def test_earlier_pass_has_the_same_prompts_and_other_lengths(name: StepWorkloadName) -> None:
+    step, earlier = make_workload(name, 1), earlier_pass(name, 1)
+    assert earlier == earlier_pass(name, 1)
+    assert len(earlier) == len(step)
+    assert earlier != step
+
+
+def test_lengths_of_both_passes_are_correlated() -> None:
+    pairs = [
+        (math.log(len(now)), math.log(len(before)))
+        for seed in range(40)
+        for now, before in zip(
+            make_workload(StepWorkloadName.TAIL, seed), earlier_pass(StepWorkloadName.TAIL, seed), strict=True
+        )
+    ]
+    assert 0.7 < correlation(*zip(*pairs, strict=True)) < 0.85
