@@ -19,7 +19,7 @@ from arl_tangram.resources.queues import CapacityOptions
 from arl_tangram.resources.reward_services import ScoreInput, ScoreOptions, score_action, scores_of
 from arl_tangram.sessions import AsyncEnvironmentSession, EnvironmentSession
 from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream, SubmitActionRequest
-from arl_wire.actions.explanations import ActionExplanation, StragglerInfo, WaitExplanation
+from arl_wire.actions.explanations import ActionExplanation, StepPosition, StragglerInfo, WaitExplanation
 from arl_wire.actions.output_events import OutputEnd, OutputRestart, OutputTruncated
 from arl_wire.actions.traces import ActionTrace, TraceSpan
 from arl_wire.admin.audit_log import AuditLogEntry
@@ -146,6 +146,7 @@ __all__ = [
     "ServiceOperation",
     "ServiceOptions",
     "SnapshotInfo",
+    "StepPosition",
     "StepReport",
     "StepTrajectoryStatus",
     "StragglerInfo",

@@ -90,6 +90,8 @@ class ActionHistory(NamedTuple):
     created_at: datetime
     trajectory: str | None = None
     step: int | None = None
+    is_critical: bool = False
+    """True if its trajectory was expected to end its step last at the grant."""
     labels: Mapping[str, str] = MappingProxyType({})
     demand: Mapping[str, int] = MappingProxyType({})
     """Demanded amount by resource, such as `cpu_milli`."""
@@ -230,6 +232,8 @@ def _trajectory_attributes(history: ActionHistory) -> Iterator[tuple[str, str | 
         yield from (("session.id", history.trajectory), ("tangram.trajectory", history.trajectory))
     if history.step is not None:
         yield "tangram.step", history.step
+    if history.is_critical:
+        yield "tangram.critical", True
 
 
 def _attempt_spans(

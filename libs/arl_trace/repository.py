@@ -17,7 +17,8 @@ __all__ = ["histories", "history_of", "recently_settled", "traceparents"]
 # An action that settled at its first grant has a run time and no earlier attempts, so `attempts` is not searched.
 # Naming the ids twice lets Postgres prune partitions before it opens them.
 HISTORIES = text("""
-    select a.id, a.project_id, q.task, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, n.name as node,
+    select a.id, a.project_id, q.task, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, a.is_critical,
+           n.name as node,
            a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us, s.traceparent, s.tracestate,
            s.step, nullif(s.labels, '{}')::text as labels, s.demand::text as demand,
            case when a.kind = 'exec' and a.state = 'settled'
@@ -93,6 +94,7 @@ def history_of(row: Row) -> ActionHistory:
         created_at=row["created_at"],
         trajectory=row["trajectory"],
         step=row["step"],
+        is_critical=row["is_critical"],
         labels=json.loads(row["labels"] or "{}"),
         demand=json.loads(row["demand"]),
         exit_code=row["exit_code"],

@@ -6,6 +6,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from arl_core.domain.states import ActionOutcome, ActionState, EstimateBasis, WaitReason
+from arl_core.steps.projection import BoostRule
 from arl_wire.actions.action import ActionTimes
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "AheadCounts",
     "ExpectedRunTime",
     "ResourceShortfall",
+    "StepPosition",
     "StragglerInfo",
     "StragglerListResponse",
     "StragglerStatus",
@@ -43,6 +45,25 @@ class ExpectedRunTime(BaseModel):
 
     amount: int
     seconds: float
+
+
+class StepPosition(BaseModel):
+    """The trajectory of an action in its training step, at the last projection of the step."""
+
+    step: int
+    rule: BoostRule = Field(
+        description="Rule for the order of the actions of its trajectory, as in `GET /v1/tasks/{task}/steps/{step}`."
+        " `critical_trajectory`: they go first. `work_bound`: no trajectory of the step does, because the cores are"
+        " busy until all of its work is done, in any order"
+    )
+    turns: int = Field(description="Actions of the trajectory that have ended")
+    expected_turns: int | None = None
+    projected_rest_s: float | None = Field(
+        default=None, description="Expected seconds until the trajectory ends, if it never waits. Absent if unknown"
+    )
+    log_deviation: float | None = Field(
+        default=None, description="Standard deviation of the logarithm of `projected_rest_s`"
+    )
 
 
 class WaitExplanation(BaseModel):
@@ -108,6 +129,7 @@ class WaitExplanation(BaseModel):
         default=None,
         description="Seconds until all running and queued work on `node` would be done, if it were spread evenly",
     )
+    trajectory: StepPosition | None = Field(default=None, description="Present if it names a trajectory and a step")
 
 
 class StragglerStatus(BaseModel):
@@ -131,6 +153,7 @@ class ActionExplanation(BaseModel):
     started_at: datetime | None = None
     settled_at: datetime | None = None
     times: ActionTimes
+    critical: bool = Field(default=False, description="True if it went first, because its trajectory was critical")
     wait: WaitExplanation | None = None
     straggler: StragglerStatus | None = Field(
         default=None, description="Present if it runs far longer than its class and a scheduler leads"

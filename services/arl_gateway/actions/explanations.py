@@ -88,6 +88,7 @@ def _build_explanation(
         started_at=action.started_at,
         settled_at=action.settled_at,
         times=action.times,
+        critical=action.critical,
         wait=wait,
         straggler=straggler,
     )

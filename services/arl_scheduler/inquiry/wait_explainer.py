@@ -9,8 +9,9 @@ from arl_core.durations.curves import ParallelismOption
 from arl_core.inquiry.explain import QueueExplanation, explain
 from arl_core.policies.policy import SchedulingPolicy
 from arl_scheduler.index.environments import QueuePosition
+from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
-from arl_wire.actions.explanations import AheadCounts, ExpectedRunTime, ResourceShortfall, WaitExplanation
+from arl_wire.actions.explanations import AheadCounts, ExpectedRunTime, ResourceShortfall, StepPosition, WaitExplanation
 from arl_wire.errors import NotFound, Unavailable
 from arl_wire.internal.scheduler import (
     ExplainRequest,
@@ -68,7 +69,9 @@ class WaitExplainer:
         if standing is None:
             raise NotFound(f"action {id} is not in the scheduler's queue")
         found = explain(snapshot, standing.action, self._policy, blocked_by=_blocked_by(standing))
-        return ExplainResponse(node=found.node, wait=_to_response(found, standing))
+        wait = _to_response(found, standing)
+        wait.trajectory = _step_position(index, id)
+        return ExplainResponse(node=found.node, wait=wait)
 
 
 def _not_leader_error() -> Unavailable:
@@ -113,6 +116,22 @@ def _to_response(explanation: QueueExplanation, position: QueuePosition) -> Wait
         basis=explanation.basis,
         observed_runs=explanation.runs,
         backlog_s=round(explanation.backlog_s, 3) if explanation.backlog_s is not None else None,
+    )
+
+
+def _step_position(index: SchedulerIndex, action_id: UUID) -> StepPosition | None:
+    """Return the position of the action's trajectory in its step; None without a step."""
+    tracked = index.steps.record_of(action_id)
+    if tracked is None:
+        return None
+    key, record = tracked
+    return StepPosition(
+        step=key.step,
+        rule=record.rule,
+        turns=record.turns,
+        expected_turns=record.expected_turns,
+        projected_rest_s=round(record.rest_s, 3) if record.rest_s is not None else None,
+        log_deviation=round(record.log_deviation, 3) if record.log_deviation is not None else None,
     )
 
 

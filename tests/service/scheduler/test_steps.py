@@ -5,13 +5,18 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 from uuid import UUID
 
+import pytest
 import pytest_asyncio
 
 from arl_core.domain.model import Fence
 from arl_core.policies.spar import SparPolicy
+from arl_core.steps.projection import BoostRule
+from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.queries.estimate_queries import RunDuration
+from arl_tangram.cli.actions.explain import wait_sentences
 from arl_wire.internal.node import GrantBatchRequest
+from arl_wire.internal.scheduler import ExplainRequest
 from support.peers import RecordingPeers
 from support.rows import Rows, rows_in
 from support.scheduler import leading
@@ -69,6 +74,11 @@ async def test_action_of_the_last_trajectory_goes_past_the_queue(rows: Rows) -> 
         early = await a_turn(rows, "early", expected_turns=2)
         late = await a_turn(rows, "late", expected_turns=50)
         await ruled(rows, "late", "critical_trajectory")
+        answer = await WaitExplainer(leader, POLICY).explain(ExplainRequest(id=late))
+        assert answer.wait.trajectory is not None
+        assert answer.wait.trajectory.rule is BoostRule.CRITICAL_TRAJECTORY
+        assert answer.wait.trajectory.projected_rest_s == pytest.approx(50.0)
+        assert any("go first" in sentence for sentence in wait_sentences(answer.wait))
         await settle(rows, leader, blocker)
         fence = await granted(rows, late)
         assert (await rows.of(late))["is_critical"]

@@ -29,7 +29,7 @@ def a_row(id: UUID) -> dict[str, Any]:
     times = {name: BEGIN + timedelta(seconds=n) for n, name in enumerate(("created_at", "granted_at", "started_at"))}
     about = {"id": id, "task": "t", "kind": "exec", "trajectory": None, "state": "settled", "outcome": "ok"}
     more = dict.fromkeys(("reason", "node", "traceparent", "tracestate", "timeline", "earlier"))
-    about |= {"step": None, "labels": None, "demand": '{"cpu_milli": 100}', "exit_code": 0}
+    about |= {"step": None, "is_critical": False, "labels": None, "demand": '{"cpu_milli": 100}', "exit_code": 0}
     return about | times | more | {"grant_no": 1, "settled_at": BEGIN + timedelta(seconds=9), "run_us": 1000}
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 import typer
 
 from arl_core.domain.states import EstimateBasis, WaitReason
+from arl_core.steps.projection import BoostRule
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import FormatOption, OutputFormat, print_model, stdout
@@ -67,6 +68,7 @@ def wait_sentences(wait: WaitExplanation) -> list[str]:
         f"Queued: {wait.reason}. {WAIT_REASON_TEXTS[wait.reason]}",
         *_shortage_sentences(wait),
         *_order_sentences(wait),
+        *_step_sentences(wait),
         *_estimate_sentences(wait),
     ]
 
@@ -82,6 +84,8 @@ def _granted_sentences(explanation: ActionExplanation) -> Iterator[str]:
             f"It has run for {straggler.elapsed_s:.1f} s and is a straggler:"
             f" the limit of its class is {straggler.limit_s:.1f} s."
         )
+    if explanation.critical:
+        yield "Its trajectory was expected to end the step last, so it went first."
     times = explanation.times
     if times.queue_s is not None:
         ran = f", ran {times.run_s:.3f} s" if times.run_s is not None else ""
@@ -114,6 +118,28 @@ def _order_sentences(wait: WaitExplanation) -> Iterator[str]:
         f"Its task has a share of {100 * wait.fair_share:.1f} % and used {wait.excess_usage_s:g} s of the cluster more"
         " than the waiting task that used least."
     )
+
+
+BOOST_RULE_TEXTS = {
+    BoostRule.CRITICAL_TRAJECTORY: "Its actions go first, because it is expected to end the step last.",
+    BoostRule.ENDS_EARLIER: "Other trajectories are expected to end after it.",
+    BoostRule.WORK_BOUND: "No action of the step goes first: the cores are busy until all work is done, in any order.",
+    BoostRule.NODE_LIMIT: "It is expected to end nearly last, and enough other trajectories go first.",
+    BoostRule.NO_PREDICTION: "Its end is unknown: give `expected_turns`, `progress` or `prompt`.",
+    BoostRule.DISABLED: "It is expected to end the step last, and step awareness is off (`TANGRAM_STEP_AWARE`).",
+    BoostRule.ENDED: "It was ended.",
+}
+
+
+def _step_sentences(wait: WaitExplanation) -> Iterator[str]:
+    if (position := wait.trajectory) is None:
+        return
+    expected = f" of {position.expected_turns}" if position.expected_turns is not None else ""
+    rest = ""
+    if position.projected_rest_s is not None:
+        rest = f" It is expected to need {position.projected_rest_s:.3g} s more."
+    yield f"Step {position.step}: its trajectory has ended {position.turns}{expected} actions.{rest}"
+    yield BOOST_RULE_TEXTS[position.rule]
 
 
 def _ahead_sentence(ahead: AheadCounts) -> str:
