@@ -11,6 +11,7 @@ __all__ = [
     "CpuUsage",
     "CpuUsageModel",
     "NoCpuUsage",
+    "critical_start_amounts",
     "shared_start_amounts",
 ]
 
@@ -73,3 +74,14 @@ def shared_start_amounts(cls: ActionClass, usage: CpuUsage | None) -> Resources:
         charge = SHORT_CHARGE_MILLI
     charge = min(full, max(charge, cls.sharing.guarantee_milli))
     return minimum if charge == full else {**minimum, _CORES: charge}
+
+
+def critical_start_amounts(cls: ActionClass, amounts: Resources) -> Resources:
+    """Return the amounts that count for an action of a critical trajectory, given those of other actions of its class.
+
+    Only its guarantee counts, so that it starts although others fill the cores. They then share the cores by weight. A
+    declared minimum and exclusive cores count in full.
+    """
+    if cls.sharing is None or cls.sharing.is_declared or amounts.get(_CORES, 0) <= cls.sharing.guarantee_milli:
+        return amounts
+    return {**amounts, _CORES: cls.sharing.guarantee_milli}

@@ -24,6 +24,7 @@ from arl_core.domain.model import (
     environment_resources,
 )
 from arl_core.durations.curves import DurationCurve, ParallelismOption, best_option, to_units
+from arl_core.durations.shared_demand import critical_start_amounts
 from arl_core.policies.device_groups import GroupConstants, grant_device_groups
 from arl_core.policies.elastic_resize import ElasticResizer
 from arl_core.policies.reservations import RoundReservations
@@ -227,7 +228,10 @@ class _SparRound:
         is_elastic = len(curve.options) > 1 and cls.demand.elastic is not None
         if is_elastic and not (self._is_resizing and cls.resizable is not ResizeSupport.NONE):
             return self._start_elastic(action)
-        grant = self._fitter.allocate(action, curve.start_amounts) or self._backfill(action)
+        amounts = curve.start_amounts
+        if action.is_critical:
+            amounts = critical_start_amounts(cls, amounts)
+        grant = self._fitter.allocate(action, amounts) or self._backfill(action)
         if self._is_resizing and grant is None:
             self._resizer.claim(action)
         elif self._is_resizing and is_elastic:

@@ -6,6 +6,7 @@ from heapq import heapify, heappop, heapreplace
 from uuid import UUID
 
 from arl_core.domain.model import QueuedAction, ResourceShape
+from arl_core.durations.shared_demand import critical_start_amounts
 from arl_core.queue.action_bucket import ActionBucket, BucketKey, QueueEntry
 from arl_core.queue.quotas import QuotaRoom
 
@@ -139,7 +140,7 @@ class QueueIndex:
         return {task: buckets.values() for task, buckets in self._visible_by_task.items()}
 
     def cores_needed(self) -> Collection[int]:
-        """Return the distinct minimum milli-cores of the buckets in `by_task`."""
+        """Return the distinct milli-cores with which actions of the buckets in `by_task` may start."""
         return self._cores.keys()
 
     def in_order(self) -> Iterator[QueuedAction]:
@@ -192,7 +193,7 @@ class QueueIndex:
             self._on_devices[key] = bucket
             return
         self._visible_by_task.setdefault(key.task, {})[key] = bucket
-        self._cores[bucket.cls.demand.minimum.get(_CORES, 0)] += 1
+        self._cores[_least_cores(bucket)] += 1
 
     def _hide(self, bucket: ActionBucket) -> None:
         key = bucket.key
@@ -205,10 +206,17 @@ class QueueIndex:
         del self._visible_by_task[key.task][key]
         if not self._visible_by_task[key.task]:
             del self._visible_by_task[key.task]
-        cores = bucket.cls.demand.minimum.get(_CORES, 0)
+        cores = _least_cores(bucket)
         self._cores[cores] -= 1
         if not self._cores[cores]:
             del self._cores[cores]
 
 
 _CORES = "cpu_milli"
+
+
+def _least_cores(bucket: ActionBucket) -> int:
+    """Return the milli-cores with which an action of the bucket may start."""
+    minimum = bucket.cls.demand.minimum
+    amounts = critical_start_amounts(bucket.cls, minimum) if bucket.key.is_critical else minimum
+    return amounts.get(_CORES, 0)

@@ -221,3 +221,17 @@ async def test_end_of_a_trajectory_is_refused_while_its_cell_is_down() -> None:
         await wait_up(api, first.number)
         await wait_down(api, other.number)
         assert (await api.delete(TRAJECTORY, params={"task": "t"})).status_code == 503
+
+
+async def test_end_of_a_step_goes_to_all_cells_and_needs_one_that_knows_the_task() -> None:
+    one, two = two_cells()
+    path = "/v1/tasks/a%2Fb/steps/3:end"
+    async with a_router_of(one, two) as api:
+        one.answer("POST /v1/tasks/a/b/steps/3:end", UNKNOWN, 404)
+        assert (await api.post(path)).status_code == 200
+        assert (len(one.requests), len(two.requests)) == (1, 1)
+        two.answers = dict(one.answers)
+        assert (await api.post(path)).status_code == 404
+        two.is_ready = False
+        await wait_down(api, two.number)
+        assert (await api.post(path)).status_code == 503

@@ -23,6 +23,8 @@ OPENAPI = json.loads((Path(__file__).parents[3] / "openapi" / "gateway.json").re
         ("POST", "/v1/environments/x/swerex/run_in_session", "by_id", {"list": "environments", "id": "x"}),
         ("POST", "/t/a/v1/environments/x/swerex/execute", "by_id", {"task": "a", "list": "environments", "id": "x"}),
         ("DELETE", "/v1/trajectories/a/b", "end_trajectory", {"trajectory": "a/b"}),
+        ("POST", "/v1/tasks/a/b/steps/3:end", "end_step", {}),
+        ("GET", "/v1/tasks/a/steps/3", "one_cell", {}),
         ("GET", "/v1/reward-services/rm", "item", {"list": "reward-services", "name": "rm"}),
         ("POST", "/v1/reward-services", "change_all", {"list": "reward-services"}),
         ("POST", "/v1/reward-services/rm/pin", "change_all", {"list": "reward-services", "name": "rm", "verb": "pin"}),

@@ -5,11 +5,18 @@ from weakref import ref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.domain.model import ActionClass, PinnedEnvironment, QueuedAction
-from arl_core.policies.spar import SparConstants, fair_cursor
+from arl_core.domain.model import (
+    ActionClass,
+    CpuSharing,
+    PinnedEnvironment,
+    QueuedAction,
+    ResourceDemand,
+    ResourceShape,
+)
+from arl_core.policies.spar import SparConstants, SparPolicy, fair_cursor
 from arl_core.queue.action_bucket import CHUNK_SIZE, ActionBucket, BucketKey, QueueEntry, arrival_order
 from arl_core.queue.queue_index import QueueCursor, QueueIndex
-from support.builders import a_class, a_snapshot, an_action, numbered
+from support.builders import a_class, a_pool, a_snapshot, an_action, numbered
 
 actions = st.lists(
     st.tuples(st.integers(1, 10_000), st.integers(-2, 2), st.floats(0, 100)), unique_by=lambda entry: entry[0]
@@ -183,6 +190,18 @@ def test_critical_action_goes_before_others_of_its_priority_only() -> None:
     assert [action.id for action in index.in_order()] == [numbered(number) for number in (1, 4, 2, 3)]
     index.add(an_action(4, cls=cls))
     assert [action.id for action in index.in_order()] == [numbered(number) for number in (1, 2, 3, 4)]
+
+
+def test_critical_action_that_shares_cores_needs_only_its_guarantee() -> None:
+    sharing = CpuSharing(guarantee_milli=100)
+    demand = ResourceDemand({"cpu_milli": 500})
+    cls = ActionClass(key=9, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand, sharing=sharing)
+    node = a_pool(free={"cpu_milli": 100})
+    queued = [an_action(1, cls=cls), an_action(2, cls=cls)]
+    assert SparPolicy().plan(a_snapshot(queued=queued, pools=[node])).grants == ()
+    queued[1] = queued[1]._replace(is_critical=True)
+    (grant,) = SparPolicy().plan(a_snapshot(queued=queued, pools=[node])).grants
+    assert (grant.fence.action_id, grant.resources) == (numbered(2), {"cpu_milli": 100})
 
 
 def test_critical_action_does_not_go_before_a_task_that_used_less() -> None:
