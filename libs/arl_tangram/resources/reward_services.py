@@ -40,6 +40,10 @@ class ScoreOptions(TypedDict, total=False):
     trajectory: str | None
     profile: str
     step: int | None
+    prompt: str
+    group: str
+    expected_turns: int
+    progress: float
     timeout_s: float
     priority: int
     deadline_s: float
