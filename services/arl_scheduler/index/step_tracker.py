@@ -17,8 +17,8 @@ __all__ = ["IDLE_S", "PASSES", "PromptName", "StepTracker", "TrajectoryKey"]
 
 IDLE_S = 900.0
 """Seconds without an action after which a trajectory counts as ended."""
-MAX_TRAJECTORIES = 50_000
-"""Tracked trajectories. Beyond it, ended ones are dropped; the actions of further ones are scheduled without steps."""
+MAX_TRAJECTORIES = 20_000
+"""Tracked trajectories. The actions of further ones are scheduled without steps."""
 PASSES = 16
 """Trajectories of one prompt whose lengths are kept, the latest ones."""
 

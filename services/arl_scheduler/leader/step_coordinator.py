@@ -26,9 +26,9 @@ SAVE_INTERVAL_S = 2.0
 SAVE_BATCH = 2000
 SAVED_CHANGE = 0.05
 """Relative change of a predicted rest from which it is saved without another event."""
-PROJECTION_INTERVAL_S = (0.1, 1.0)
-"""Least and most seconds between projections. In between, they take at most a twentieth of the time."""
+MIN_PROJECTION_INTERVAL_S = 0.1
 LOAD_FACTOR = 20.0
+"""Projections of large steps are rarer, so that they take at most a twentieth of the time."""
 PACE_ROWS = 10_000
 RETENTION_DAYS = 30
 _CORES = "cpu_milli"
@@ -120,8 +120,7 @@ class StepCoordinator:
             for action_id in record.open_actions:
                 index.set_critical(action_id, is_critical=is_critical)
         ended = time.monotonic()
-        least_s, most_s = PROJECTION_INTERVAL_S
-        self._project_at = ended + min(most_s, max(least_s, LOAD_FACTOR * (ended - began)))
+        self._project_at = ended + max(MIN_PROJECTION_INTERVAL_S, LOAD_FACTOR * (ended - began))
 
     def next_projection_in_s(self) -> float | None:
         """Return the seconds until changes are projected; None without changes."""
