@@ -44,7 +44,7 @@ class StepTrajectoryStatus(BaseModel):
         " end last. `ends_earlier`: others are expected to end after it. `work_bound`: the cores are busy"
         " until all work of the step is done, in any order. `node_limit`: enough other trajectories go first."
         " `no_prediction`: there are neither hints nor earlier steps of its prompt. `disabled`: it is expected to"
-        " end last, and step awareness is off. `ended`: it has ended"
+        " end last, and step awareness is off. `trajectory_ended`: it has ended"
     )
 
 

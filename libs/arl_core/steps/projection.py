@@ -22,7 +22,7 @@ class BoostRule(StrEnum):
     NODE_LIMIT = "node_limit"  # enough other trajectories of its node, or of its task's share of the cores, go first
     NO_PREDICTION = "no_prediction"  # neither a hint nor earlier steps tell when it ends
     DISABLED = "disabled"  # it is expected to end its step last, and step awareness is off
-    ENDED = "ended"  # it has ended
+    TRAJECTORY_ENDED = "trajectory_ended"  # it has ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ class StepTracker:
         record = self.records[key]
         if record.ended is not None:
             return
-        record.ended, record.rule, record.rest_s = max(record.started, at), BoostRule.ENDED, None
+        record.ended, record.rule, record.rest_s = max(record.started, at), BoostRule.TRAJECTORY_ENDED, None
         self._touch(key)
         if not record.turns:
             return

@@ -136,7 +136,7 @@ async def test_lengths_of_earlier_steps_predict_the_trajectories_of_a_prompt(row
             await saved(rows, f"{prompt}-1", turns=1)
         await rows.execute("insert into training_steps (queue_id, step) values ($1, 1)", rows.queue)
         await rows.until_value(2, "select count(*) from prompt_passes")
-        await ruled(rows, "long-1", "ended")
+        await ruled(rows, "long-1", "trajectory_ended")
     async with leading(rows, policy=POLICY) as leader:
         blocker = await granted(rows, await rows.action())
         await a_turn(rows, "short-2", step=2, prompt="short")

@@ -127,7 +127,7 @@ BOOST_RULE_TEXTS = {
     BoostRule.NODE_LIMIT: "It is expected to end nearly last, and enough other trajectories go first.",
     BoostRule.NO_PREDICTION: "Its end is unknown: give `expected_turns`, `progress` or `prompt`.",
     BoostRule.DISABLED: "It is expected to end the step last, and step awareness is off (`TANGRAM_STEP_AWARE`).",
-    BoostRule.ENDED: "It was ended.",
+    BoostRule.TRAJECTORY_ENDED: "It was ended.",
 }
 
 
