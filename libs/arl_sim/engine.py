@@ -18,6 +18,7 @@ from arl_sim.duration_models import SimDurationModel
 from arl_sim.results import ActionRecord, SimResult, UsageSegment
 from arl_sim.scheduler_state import SimSchedulerState
 from arl_sim.sim_attempt import SimAttempt, max_min_shares
+from arl_sim.step_awareness import SimStepAwareness
 from arl_sim.trajectory_progress import TrajectoryProgress
 from arl_sim.workload import ActionWork, ResourceKind, SimTask, SimWorkload
 
@@ -75,6 +76,8 @@ class WorkloadSimulation:
     classes: SimActionClasses
     durations: SimDurationModel
     overheads: SimOverheads = SimOverheads()
+    steps: SimStepAwareness = field(default_factory=lambda: SimStepAwareness(0.0))
+    """Step awareness; without cores, no trajectory is critical."""
     _events: list[tuple[float, int, Handler]] = field(default_factory=list)
     _running: dict[UUID, _SimRunningAction] = field(default_factory=dict)
     _on_node: dict[int, dict[UUID, _SimRunningAction]] = field(default_factory=dict)
@@ -125,6 +128,8 @@ class WorkloadSimulation:
 
     def _run_round(self, now: float) -> None:
         self._changed = False
+        if self.steps.project(now):
+            self._state.set_critical(self.steps.critical)
         plan = self._state.plan(self.policy, now=now)
         for resize in plan.resizes:
             self._begin_resize(resize, now)
@@ -132,6 +137,7 @@ class WorkloadSimulation:
             self._start(grant, now)
 
     def _begin_trajectory(self, progress: TrajectoryProgress, now: float) -> None:
+        self.steps.begin(progress.name, progress.trajectory)
         if self.policy.has_pods and progress.trajectory.has_environment:
             # A pod exists for its whole trajectory, including the thinking time before the first action.
             progress.is_creating_pod = True
@@ -194,6 +200,7 @@ class WorkloadSimulation:
             grant_no=0,
             trajectory=progress.name,
             trajectory_started_at=progress.started_at if progress.started_at is not None else now,
+            is_critical=progress.name in self.steps.critical,
         )
 
     def _start(self, grant: Grant, now: float) -> None:
@@ -266,10 +273,12 @@ class WorkloadSimulation:
         self._continue_trajectory(life, running.position, now)
 
     def _continue_trajectory(self, progress: TrajectoryProgress, position: int, now: float) -> None:
+        self.steps.record_turn(progress.name, progress.trajectory, position)
         for following in progress.complete(position):
             self._think(progress, following, now)
         if not progress.is_finished:
             return
+        self.steps.end(progress.name)
         task = progress.trajectory.task
         self._task_ends[task] = max(self._task_ends.get(task, 0.0), now)
         self._state.end_environment(progress.name)
@@ -349,6 +358,7 @@ class WorkloadSimulation:
                 guarantee_milli=running.cls.sharing.guarantee_milli,
                 expected_cpu_s=self._state.expected_cpu_s(running.cls),
                 used_cpu_s=running.attempt.used_unit_s(now),
+                is_critical=running.progress.name in self.steps.critical,
             )
             for action_id, running in active.items()
             if running.cls.sharing is not None

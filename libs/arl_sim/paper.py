@@ -17,6 +17,7 @@ from arl_sim.cluster import CORE_MILLI, DemandMode, SimActionClasses, SimCluster
 from arl_sim.duration_models import LearnedDurations, SimDurationModel
 from arl_sim.engine import WorkloadSimulation
 from arl_sim.results import SimResult, SimStatistics, compute_statistics
+from arl_sim.step_awareness import SimStepAwareness
 from arl_sim.workload import SimWorkload
 from arl_sim.workloads.synthetic_step import SERVICES, synthetic_step
 
@@ -56,12 +57,15 @@ class ComparedPolicy(StrEnum):
     SPAR_M = "spar_m"  # also resizes running actions
     SPAR_M_SHARED = "spar_m_shared"  # also shares resident services, on as many devices as static provisioning
     TANGRAM = "tangram"  # shares cores by weight, and resident services
+    TANGRAM_HINTS = "tangram_hints"  # knows the number of turns of each trajectory
 
 
 STATIC_POLICIES = frozenset(
     {ComparedPolicy.STATIC, ComparedPolicy.SHRUNK, ComparedPolicy.OVERCOMMITTED, ComparedPolicy.UNLIMITED}
 )
-SHARED_SERVICES_POLICIES = frozenset({ComparedPolicy.SPAR_M_SHARED, ComparedPolicy.TANGRAM, ComparedPolicy.UNLIMITED})
+WEIGHTED_POLICIES = frozenset({ComparedPolicy.TANGRAM, ComparedPolicy.TANGRAM_HINTS})
+"""Policies under which CPU actions share cores by weight."""
+SHARED_SERVICES_POLICIES = frozenset({ComparedPolicy.SPAR_M_SHARED, ComparedPolicy.UNLIMITED}) | WEIGHTED_POLICIES
 """Policies under which a service runs many actions in batches."""
 
 
@@ -94,13 +98,17 @@ def run_steps(
     known = durations()
     site = create_cluster(contender, hardware)
     asking = DemandMode.ELASTIC if contender not in {*STATIC_POLICIES, ComparedPolicy.FCFS} else DemandMode.FIXED
-    asking = DemandMode.SHARED if contender is ComparedPolicy.TANGRAM else asking
+    asking = DemandMode.SHARED if contender in WEIGHTED_POLICIES else asking
     classes = SimActionClasses(
         site, {service.name: service for service, _ in SERVICES}, asking, is_separate=known.has_separate_classes
     )
     policy = create_compared_policy(contender, hardware)
     workloads = [workload(100 * seed + step) for step in range(steps)]
-    return [WorkloadSimulation(each, site, policy, classes, known).run() for each in workloads]
+    cores = site.cores if contender is ComparedPolicy.TANGRAM_HINTS else 0.0
+    return [
+        WorkloadSimulation(each, site, policy, classes, known, steps=SimStepAwareness(cores)).run()
+        for each in workloads
+    ]
 
 
 def create_compared_policy(contender: ComparedPolicy, hardware: PaperHardware) -> SchedulingPolicy:
@@ -119,8 +127,7 @@ def create_compared_policy(contender: ComparedPolicy, hardware: PaperHardware) -
             return ReferencePolicy()
         case ComparedPolicy.SPAR:
             return SparPolicy()
-        case ComparedPolicy.SPAR_M | ComparedPolicy.SPAR_M_SHARED | ComparedPolicy.TANGRAM:
-            return SparPolicy(is_resizing=True)
+    return SparPolicy(is_resizing=True)
 
 
 def create_cluster(contender: ComparedPolicy, hardware: PaperHardware) -> SimCluster:

@@ -1,6 +1,6 @@
 """Scheduler state updated event by event, like the scheduler's index: queued actions and allocations."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -94,6 +94,14 @@ class SimSchedulerState:
         self._queued[action.id] = action
         self._queue.add(action)
         self._accounts.record_queued(action.task, action.cls.demand.minimum)
+
+    def set_critical(self, trajectories: Collection[TrajectoryName]) -> None:
+        """Queue the actions of these trajectories before others of their task and priority."""
+        for action in list(self._queued.values()):
+            if action.is_critical != (action.trajectory in trajectories):
+                self._queue.discard(action.id)
+                changed = self._queued[action.id] = action._replace(is_critical=not action.is_critical)
+                self._queue.add(changed)
 
     def withdraw(self, action_id: UUID) -> None:
         """Remove a queued action that does not start any more."""
