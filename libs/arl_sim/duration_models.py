@@ -89,7 +89,8 @@ class LearnedDurations:
         cpu_s = work.seconds if work.resource_kind is ResourceKind.CPU else 0.0
         had = amount if elastic is not None else cls.demand.minimum.get("cpu_milli", 0)
         if cls.sharing is not None:
-            run_s = cpu_s  # the node counts the time of an action without the waiting for cores
+            # The node counts the time of an action without the waiting for cores, but with other waiting.
+            run_s = cpu_s / min(1.0, work.choices[-1])
         self._estimates.observe(cls, amount=had, run_s=run_s, cpu_s=cpu_s, is_steady=steady)
 
 
