@@ -45,6 +45,22 @@ class TestSimulate:
         assert simulated["policies"]["fcfs"]["actions"] == 3
         assert 0.2 < simulated["policies"]["fcfs"]["act"] < 0.4
 
+    @pytest.mark.slow
+    def test_replay_runs_recorded_trajectories_with_real_processes(self, machine: Machine, tmp_path: Path) -> None:
+        trace = tmp_path / "runs.jsonl"
+        trace.write_text('{"turns": [[0.5, 1.0], [0.2, 2.0]], "verify_s": 1.0}\n{"turns": [[0.1, 0.5]]}\n')
+        replayed = json.loads(machine.cli("replay", str(trace), "--speed", "2", "--json").stdout)
+        figures = replayed["policies"]["this system"]
+        assert (figures["actions"], figures["failed"], replayed["trajectories"]) == (4, 0, 2)
+        assert figures["step"] > 2.3  # 4.7 s of thinking and running, twice as fast
+
+    def test_replay_compares_policies_on_simulated_nodes(self, machine: Machine, tmp_path: Path) -> None:
+        options = ("--agent", "mini-swe-agent", "--trajectories", "8", "--simulate", "--cores", "2", "--json")
+        policies = json.loads(machine.cli("replay", *options, "--policy", "unlimited,tangram_hints").stdout)["policies"]
+        assert set(policies) == {"unlimited", "tangram_hints"}
+        done = machine.cli("replay", *options, "--policy", "best", check=False)
+        assert (done.returncode, "Available: static, unlimited" in done.stderr) == (EXIT_USAGE, True)
+
     def test_simulate_refuses_a_file_that_is_no_trace(self, machine: Machine, tmp_path: Path) -> None:
         (tmp_path / "other").write_text("hello\n")
         done = machine.cli("simulate", str(tmp_path / "other"), check=False)

@@ -23,7 +23,7 @@ __all__ = ["app", "main"]
 
 PLUGINS = "tangram.commands"
 """The entry point group of commands that other distributions add."""
-SERVER_COMMANDS = ("engine", "quickstart", "demo", "record", "simulate", "bench")
+SERVER_COMMANDS = ("engine", "quickstart", "demo", "record", "replay", "simulate", "bench")
 """Commands that the distribution arl-tangram-server adds, in the order of the help page."""
 
 
