@@ -24,6 +24,7 @@ __all__ = [
     "a_symlink",
     "an_oci_layout",
     "digest_of",
+    "image_config",
     "member",
     "packed",
 ]
@@ -94,7 +95,7 @@ def an_oci_layout(
         (blobs / digest_of(content)).write_bytes(content)
         return {"digest": f"sha256:{digest_of(content)}", "size": len(content)}
 
-    found = put(json.dumps(_config(layers, config)).encode())
+    found = put(json.dumps(image_config(layers, config)).encode())
     stored = [put(gzip.compress(layer) if compress else layer) for layer in layers]
     manifest = put(json.dumps({"schemaVersion": 2, "config": found, "layers": stored}).encode())
     (directory / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
@@ -106,7 +107,7 @@ def a_docker_archive(path: Path, layers: Sequence[bytes], *, config: Mapping[str
     names = [f"{number}/layer.tar" for number in range(len(layers))]
     manifest = [{"Config": "config.json", "RepoTags": ["made:by-hand"], "Layers": names}]
     files = {
-        "config.json": json.dumps(_config(layers, config)).encode(),
+        "config.json": json.dumps(image_config(layers, config)).encode(),
         "manifest.json": json.dumps(manifest).encode(),
         **dict(zip(names, layers, strict=True)),
     }
@@ -118,7 +119,8 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _config(layers: Sequence[bytes], config: Mapping[str, Any] | None) -> dict[str, Any]:
+def image_config(layers: Sequence[bytes], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the configuration of an image for this machine's architecture."""
     architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
     diff_ids = [f"sha256:{digest_of(layer)}" for layer in layers]
     return {

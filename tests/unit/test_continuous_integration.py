@@ -47,19 +47,20 @@ def test_successful_installation_is_followed_by_the_tests(programs: Path) -> Non
     done = run_ci(programs)
     assert done.returncode == 0
     assert "default-jdk-headless" in done.stderr
-    assert done.stderr.endswith("slurm-wlm munge\n")
+    assert done.stderr.endswith("slurm-wlm munge docker-registry\n")
     assert done.stdout.startswith("make test lint docs ")
 
 
 def test_machine_without_slurm_installs_only_slurm(programs: Path) -> None:
-    write_program(programs / "javac", "exit 0")
+    for name in ("javac", "docker-registry"):
+        write_program(programs / name, "exit 0")
     write_program(programs / "apt-get", 'echo "$@" >&2')
     done = run_ci(programs)
     assert done.stderr.endswith("--no-install-recommends slurm-wlm munge\n")
 
 
 def test_complete_machine_installs_nothing(programs: Path) -> None:
-    for name in ("javac", "sbatch"):
+    for name in ("javac", "sbatch", "docker-registry"):
         write_program(programs / name, "exit 0")
     write_program(programs / "apt-get", "exit 1")
     done = run_ci(programs)
@@ -72,3 +73,4 @@ def test_machine_that_cannot_install_says_which_tests_are_skipped(programs: Path
     assert done.stdout.startswith("make test lint docs ")
     assert "skipped: the test of the Java client\n" in done.stderr
     assert "skipped: the tests of the Slurm engine\n" in done.stderr
+    assert "skipped: the tests of images from a registry\n" in done.stderr

@@ -3,8 +3,9 @@
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from arl_core.images.references import IMAGE_OR_TEMPLATE_PATTERN, MAX_REFERENCE_LENGTH, canonical_template
 from arl_wire.actions.elasticity import MAX_CPU_CORES
 from arl_wire.validation import CustomResources, StrictModel
 
@@ -12,7 +13,16 @@ __all__ = ["MAX_MIB", "Cpu", "CpuRange", "DemandSpec", "EnvironmentSelector", "T
 
 MAX_MIB = 64 << 20
 
-TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+TemplateName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_REFERENCE_LENGTH,
+        json_schema_extra={"pattern": IMAGE_OR_TEMPLATE_PATTERN},
+    ),
+    AfterValidator(canonical_template),
+]
+"""Name of a template, or reference of an image in its full form."""
 Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU_CORES, allow_inf_nan=False)]
 
 
@@ -88,7 +98,8 @@ class EnvironmentSelector(StrictModel):
     template: TemplateName | None = Field(
         default=None,
         description="Template of a new environment. `host`: the node's own system directories, read-only. Any other"
-        " name: an image that was imported on the node; all its files are writable. Absent: the template"
-        " of the trajectory's environment, or `host`",
+        " name: an image that was imported on the node; all its files are writable. With a registry host, a tag or a"
+        " digest, such as `python:3.12`: an image that the node pulls. Absent: the template of the trajectory's"
+        " environment, or `host`",
     )
     idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400)

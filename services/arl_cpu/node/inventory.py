@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from arl_core.images.references import is_image_name
 from arl_cpu.contract.executor import ExecutorState
 from arl_cpu.settings import CpuSettings
 from arl_cpu.templates.template_store import TemplateStore
@@ -85,7 +86,9 @@ class TemplateInventory:
             for name, why in self._store.damaged_records().items():
                 log.warning("the record of template %s cannot be read: %s", name, why)
             return [
-                {"name": each.name, "digest": each.digest, "bytes": each.bytes} for each in self._store.list_templates()
+                {"name": each.name, "digest": each.digest, "bytes": each.bytes}
+                for each in self._store.list_templates()
+                if not is_image_name(each.name)
             ]
         except (OSError, ValueError) as error:
             log.warning("the templates cannot be read: %s", error)

@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from arl_core.images.references import is_image_name
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.importer import import_template, remove_template
 from arl_cpu.templates.template import TemplateError
@@ -34,14 +35,14 @@ def main(arguments: list[str]) -> int:
                 budget = ImportBudget(max_bytes=int(max_mib) << 20, max_members=int(max_members))
                 answer = [import_template(store, Path(path), name, budget=budget)]
             case "list", []:
-                answer = list(store.list_templates())
+                answer = [each for each in store.list_templates() if not is_image_name(each.name)]
             case "remove", [name]:
                 answer = [each for each in store.list_templates() if each.name == name]
                 remove_template(store, name)
             case _:
                 raise TemplateError(f"the command {command} {' '.join(rest)} is invalid")
     except UnknownTemplate as unknown:
-        there = ", ".join(each.name for each in store.list_templates()) or "none"
+        there = ", ".join(each.name for each in store.list_templates() if not is_image_name(each.name)) or "none"
         return _fail(f"template {unknown} does not exist. Available: {there}")
     except TemplateInUse as used:
         return _fail(f"environments still use template {used.args[0].removesuffix('.json')}; end them first")

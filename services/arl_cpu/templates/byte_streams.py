@@ -2,16 +2,18 @@
 
 import gzip
 import hashlib
-import importlib
 import io
-import sys
+import threading
 from typing import Any, Protocol
+
+import zstandard
 
 from arl_cpu.templates.template import TemplateError
 
 __all__ = ["DigestingReader", "ImportBudget", "ReadableStream", "decompress", "drain"]
 
 _BLOCK = 1 << 20
+_MAX_WINDOW_BYTES = 128 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -23,23 +25,35 @@ class ReadableStream(Protocol):
 
 
 class ImportBudget:
-    """The bytes and members that one import may unpack. Raises TemplateError beyond them."""
+    """The bytes and members that one import may unpack. Raises TemplateError beyond them. Threads may share it."""
 
-    def __init__(self, *, max_bytes: int, max_members: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        max_members: int,
+        bytes_option: str = "--max-mib",
+        members_option: str = "--max-members",
+    ) -> None:
+        self._lock = threading.Lock()
         self._bytes, self._members = max_bytes, max_members
-        self._too_large = f"the image unpacks to more than {max_bytes >> 20} MiB; allow more with --max-mib"
-        self._too_many = f"the image has more than {max_members} files; allow more with --max-members"
+        self._too_large = f"the image unpacks to more than {max_bytes >> 20} MiB; allow more with {bytes_option}"
+        self._too_many = f"the image has more than {max_members} files; allow more with {members_option}"
 
     def spend_bytes(self, count: int) -> None:
         """Spend bytes. Raises `TemplateError` if the budget is exceeded."""
-        self._bytes -= count
-        if count < 0 or self._bytes < 0:
+        with self._lock:
+            self._bytes -= count
+            exceeded = count < 0 or self._bytes < 0
+        if exceeded:
             raise TemplateError(self._too_large)
 
     def spend_member(self) -> None:
         """Spend one member. Raises `TemplateError` if the budget is exceeded."""
-        self._members -= 1
-        if self._members < 0:
+        with self._lock:
+            self._members -= 1
+            exceeded = self._members < 0
+        if exceeded:
             raise TemplateError(self._too_many)
 
 
@@ -76,12 +90,10 @@ def decompress(stream: "io.BufferedReader[Any]") -> ReadableStream:
         return gzip.GzipFile(fileobj=stream)
     if magic != _ZSTD:
         return stream
-    if sys.version_info < (3, 14):
-        raise TemplateError(
-            "the layers of the image are compressed with zstd, which needs Python 3.14 or newer. Convert the image:"
-            " skopeo copy --dest-compress-format gzip"
-        )
-    opened: ReadableStream = importlib.import_module("compression.zstd").ZstdFile(stream)
+    # A frame declares the memory that it needs; zstd itself uses at most 8 MiB without `--long`.
+    opened: ReadableStream = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(
+        stream, read_across_frames=True
+    )
     return opened
 
 

@@ -59,13 +59,19 @@ def is_index(manifest: Mapping[str, Any]) -> bool:
     return "manifests" in manifest
 
 
-def select_image(index: Mapping[str, Any], architecture: str) -> str:
-    """Return the digest of the only image or nested index for this machine. Raises TemplateError otherwise."""
+def select_image(index: Mapping[str, Any], architecture: str, *, first: bool = False) -> str:
+    """Return the digest of the only image or nested index for this machine. Raises TemplateError otherwise.
+
+    `first` takes the first of several: a registry lists variants of one image, a file may contain several images.
+    """
     found = [entry for entry in _dicts(index, "manifests") if _matches_platform(entry, architecture)]
     digests = dict.fromkeys(_digest(entry) for entry in found)
     if not digests:
-        raise TemplateError(f"the image has no variant for linux/{architecture}")
-    if len(digests) > 1:
+        there = sorted(filter(None, map(_platform_name, _dicts(index, "manifests"))))
+        raise TemplateError(
+            f"the image has no variant for linux/{architecture}, only for {', '.join(there) or 'unknown platforms'}"
+        )
+    if len(digests) > 1 and not first:
         named = ", ".join(
             str(_dict(entry, "annotations").get(_REF_NAME_ANNOTATION, entry["digest"])) for entry in found
         )
@@ -159,6 +165,12 @@ def _diff_ids(config: Mapping[str, Any], count: int, architecture: str) -> list[
 def _matches_platform(entry: Mapping[str, Any], architecture: str) -> bool:
     platform = _dict(entry, "platform")
     return not platform or (platform.get("os"), platform.get("architecture")) == ("linux", architecture)
+
+
+def _platform_name(entry: Mapping[str, Any]) -> str | None:
+    platform = _dict(entry, "platform")
+    names = [str(platform.get(name)) for name in ("os", "architecture")]
+    return "/".join(names) if "unknown" not in names else None
 
 
 def _digest(entry: Mapping[str, Any]) -> str:

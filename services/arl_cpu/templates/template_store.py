@@ -1,5 +1,7 @@
 """The templates of one node: `names/NAME.json` and `layers/sha256-…/tree`, in a directory that only its owner may open.
 
+The record of a pulled image is `names/@DIGEST.json`, with the sha256 of its reference: a reference has slashes.
+
 A process that uses a template has a shared lock on its name and its layers. Locked templates and layers are not
 removed.
 """
@@ -8,12 +10,22 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
+from arl_core.images.references import is_image_name
 from arl_cpu.templates.template import Template
 
-__all__ = ["LAYER_TREE", "OpenTemplate", "TemplateInUse", "TemplateStore", "UnknownTemplate", "layer_owner"]
+__all__ = [
+    "LAYER_TREE",
+    "OpenTemplate",
+    "TemplateInUse",
+    "TemplateStore",
+    "UnknownTemplate",
+    "layer_owner",
+    "shared_lock",
+]
 
 LAYER_TREE = "tree"
 _LAYER_UID = 1000
@@ -82,6 +94,11 @@ class TemplateStore:
         found = {path.stem: _read_record(path) for path in self._record_paths()}
         return {name: str(error) for name, error in found.items() if isinstance(error, Exception)}
 
+    def list_images(self) -> tuple[tuple[Template, float], ...]:
+        """Return the pulled images, each with the time of its last use in seconds since 1970, longest unused first."""
+        found = [(each, self._used_at(each.name)) for each in self.list_templates() if is_image_name(each.name)]
+        return tuple(sorted(found, key=lambda each: (each[1], each[0].name)))
+
     def open(self, name: str) -> OpenTemplate:
         """Open a template. Raises UnknownTemplate, or ValueError for a record of another version."""
         for _ in range(_TRIES):
@@ -113,30 +130,45 @@ class TemplateStore:
 
     def record_path(self, name: str) -> Path:
         """Return the path of a template's record."""
-        return self.records_dir / f"{name}.json"
+        return self.records_dir / f"{_record_stem(name)}.json"
 
     def lock_path(self, name: str) -> Path:
-        """Return the lock file of a template name. Each environment from it, also from an earlier version, locks the
-        file.
+        """Return the lock file of a template name, and set its time to now, the time of the last use.
+
+        Each environment from the template, also from an earlier version, locks the file.
         """
-        path = self.records_dir / f"{name}.lock"
+        path = self.lock_file(name)
         path.touch(0o600)
         return path
+
+    def lock_file(self, name: str) -> Path:
+        """Return the path of a template's lock file, which may not exist."""
+        return self.records_dir / f"{_record_stem(name)}.lock"
+
+    def _used_at(self, name: str) -> float:
+        for path in (self.lock_file(name), self.record_path(name)):
+            with suppress(FileNotFoundError):
+                return path.stat().st_mtime
+        return 0.0
 
     def _record_paths(self) -> Sequence[Path]:
         return sorted(self.records_dir.glob("*.json"))
 
     def _lock_template(self, name: str, locks: ExitStack) -> Template:
-        record = locks.enter_context(_shared_lock(self.record_path(name)))
-        locks.enter_context(_shared_lock(self.lock_path(name)))
+        record = locks.enter_context(shared_lock(self.record_path(name)))
+        locks.enter_context(shared_lock(self.lock_path(name)))
         template = Template.loads(os.pread(record, os.fstat(record).st_size, 0).decode())
         for layer in template.layers:
-            locks.enter_context(_shared_lock(self.layers_dir / layer))
+            locks.enter_context(shared_lock(self.layers_dir / layer))
         return template
 
 
 @contextmanager
-def _shared_lock(path: Path) -> Iterator[int]:
+def shared_lock(path: Path) -> Iterator[int]:
+    """Lock a file or directory against removal.
+
+    Raises FileNotFoundError if it was removed or replaced, and BlockingIOError while it is being removed.
+    """
     with _open_file(path, os.O_RDONLY) as file:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(file), path.stat()):
@@ -151,6 +183,10 @@ def _open_file(path: Path, flags: int) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
+
+
+def _record_stem(name: str) -> str:
+    return f"@{sha256(name.encode()).hexdigest()}" if is_image_name(name) else name
 
 
 def _read_record(path: Path) -> Template | OSError | ValueError | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from arl_core.images.references import is_image_name
 from arl_cpu.launcher.isolation.drivers import IsolationDriver
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.templates.template import HOST_TEMPLATE
@@ -37,7 +38,11 @@ def open_template(store: TemplateStore | None, driver: IsolationDriver, name: st
     try:
         return store.open(name)
     except UnknownTemplate:
-        there = ", ".join([HOST_TEMPLATE, *(each.name for each in store.list_templates())])
+        if is_image_name(name):
+            raise TemplateUnavailable(f"image {name} was removed from this node; submit the action again") from None
+        there = ", ".join(
+            [HOST_TEMPLATE, *(each.name for each in store.list_templates() if not is_image_name(each.name))]
+        )
         raise TemplateUnavailable(f"template {name!r} is not available on this node. Available: {there}") from None
     except ValueError as error:
         raise TemplateUnavailable(f"template {name!r} cannot be read: {error}. Import it again") from None

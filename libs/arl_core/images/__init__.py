@@ -1,0 +1,1 @@
+"""Container images by name: references, and where and when nodes pull them."""
