@@ -42,6 +42,8 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
         "memory_mib",
         "resources",
         "snapshots_mib",
+        *("images_mib", "image_max_mib", "image_max_files", "image_pulls", "image_layer_pulls", "image_give_up_s"),
+        "registries_file",
     ),
     "gpu": (
         *(

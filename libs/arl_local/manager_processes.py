@@ -89,7 +89,7 @@ class ManagerProcesses:
         """Return the manager of a node. `name` is that of the process, `secrets` has its secret settings by name."""
         kind = node.kind
         env = {
-            **child_environment(self.environment, devices=kind == "gpu", network=kind == "api"),
+            **child_environment(self.environment, devices=kind == "gpu", network=kind in ("api", "cpu")),
             **service_environment(self.environment, kind),
             "TANGRAM_HOST": host,
             "TANGRAM_PORT": str(port),

@@ -35,6 +35,8 @@ _NODE_POLICIES = {
     "environments": f"node_id = {_OWN_NODES}",
     "snapshots": f"node_id = {_OWN_NODES}",
     "node_beats": f"node_id = {_OWN_NODES}",
+    "node_images": f"node_id = {_OWN_NODES}",
+    "node_layers": f"node_id = {_OWN_NODES}",
     # The policy of `actions` restricts what the subquery sees.
     "action_specs": "exists (select from actions as a where a.id = action_specs.id)",
     "action_results": "exists (select from actions as a where a.id = action_results.id)",
@@ -45,7 +47,7 @@ They use `session_user`, because a node's role can change `current_user` to its 
 """
 _SERVICE_READS = (
     *("actions", "action_specs", "action_results", "attempts", "environments", "node_beats", "nodes", "projects"),
-    *("queues", "services", "snapshots"),
+    *("queues", "services", "snapshots", "node_images"),
 )
 _STEP_READS = ("training_steps", "step_trajectories")
 _LEADER_TABLES = ("leader_term", "leader_lease", "class_estimates", "prompt_passes")
@@ -81,6 +83,8 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "update (cordoned_at, drain_requested_at, drain_deadline_at, self_drained_at) on nodes",
         "delete on node_beats",  # of silent nodes without allocations
         "update (delete_requested_at) on snapshots",
+        "insert (node_id, name, state), update (state, bytes_done, reason, message, remove_requested_at, changed_at)"
+        " on node_images",
     ),
     ServiceRole.SCHEDULER: (
         *(f"select on {table}" for table in (*_SERVICE_READS, *_STEP_READS, *_LEADER_TABLES)),
@@ -92,11 +96,15 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "insert, update on leader_lease",
         *(f"insert, update, delete on {table}" for table in ("class_estimates", "prompt_passes", "step_trajectories")),
         "delete on training_steps",
+        "select on node_layers",
+        "insert (node_id, name, state), update (state, bytes_done, reason, message, changed_at) on node_images",
     ),
     ServiceRole.CPU: (
         *_STATELESS_MANAGER_GRANTS,
         "select, insert, update (last_used_at, ended_at, lost_at, end_reason, changed_xid) on environments",
         "select, insert, delete on snapshots",
+        "select, insert, update, delete on node_images",
+        "select, insert, delete on node_layers",
     ),
     ServiceRole.GPU: (*_STATELESS_MANAGER_GRANTS, "select on services"),
     ServiceRole.API: _STATELESS_MANAGER_GRANTS,

@@ -31,6 +31,7 @@ from arl_wire.admin.queues import Project, Queue, QueueQuota
 from arl_wire.calls import CallResponse, Endpoint
 from arl_wire.environments.environment import EnvironmentInfo, EnvironmentState, SnapshotInfo
 from arl_wire.environments.files import FileEntry, UploadArchiveResponse
+from arl_wire.environments.images import ImagePullProgress
 from arl_wire.errors import (
     BadRequest,
     Conflict,
@@ -108,6 +109,7 @@ __all__ = [
     "GangRefused",
     "GatewayTimeout",
     "IdempotencyKeyReused",
+    "ImagePullProgress",
     "InputClosed",
     "InputFull",
     "Internal",

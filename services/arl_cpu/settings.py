@@ -22,6 +22,24 @@ class CpuSettings(ManagerSettings):
     templates_dir: Path | None = Field(
         default=None, description="Directory of this node's templates. Absent: only `host` is available"
     )
+    images_mib: int = Field(
+        default=20_480,
+        ge=0,
+        description="Disk budget of pulled images in MiB, unpacked. The longest unused are removed. 0: no image is"
+        " pulled",
+    )
+    image_max_mib: int = Field(default=32_768, ge=1, description="Maximum size of one image in MiB, unpacked")
+    image_max_files: int = Field(default=2_000_000, ge=1, description="Maximum number of files of one image")
+    image_pulls: int = Field(default=2, ge=1, le=64, description="Number of images that the node pulls at once")
+    image_layer_pulls: int = Field(default=4, ge=1, le=64, description="Number of layers of one image pulled at once")
+    image_give_up_s: float = Field(
+        default=300.0, gt=0, description="Seconds after which a registry that sends nothing counts as unavailable"
+    )
+    registries_file: Path | None = Field(
+        default=None,
+        description="TOML file with credentials, mirrors, proxies and plain HTTP of registries. It is read at each"
+        " pull. Absent: every registry, over TLS and without credentials",
+    )
     snapshots_dir: Path | None = Field(
         default=None, description="Directory of snapshots. Absent: no snapshots can be taken"
     )

@@ -135,6 +135,7 @@ class WaitReason(StrEnum):
 
     QUEUE_PAUSED = "queue_paused"  # nothing of its task starts
     ENVIRONMENT_BUSY = "environment_busy"  # earlier actions of its environment are not done, or it is ending
+    PULLING_IMAGE = "pulling_image"  # no node has its image yet
     STARTS_NEXT_ROUND = "starts_next_round"  # a round would grant it now
     NO_NODE_FITS = "no_node_fits"  # no existing node could ever run it
     NO_SCHEDULABLE_NODE = "no_schedulable_node"  # nodes that could run it are not schedulable or not alive

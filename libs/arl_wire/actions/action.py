@@ -20,6 +20,7 @@ from arl_wire.actions.trajectory_hints import (
     require_trajectory,
 )
 from arl_wire.calls import CallRequest, EndpointName
+from arl_wire.environments.images import ImagePullProgress
 from arl_wire.errors import NotSettled
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ScoreItem, ServiceName
 from arl_wire.validation import (
@@ -331,9 +332,7 @@ class Action(BaseModel):
         default="", description="Key of the class of similar actions. Duration estimates and scheduling use the class"
     )
     demand: dict[str, int] = Field(default_factory=dict, description="Minimum amounts of the demand")
-    elastic: ElasticDemand | None = Field(
-        default=None, description="Elastic part of the demand. Absent if the demand is fixed"
-    )
+    elastic: ElasticDemand | None = Field(default=None, description="Elastic part of the demand. Absent if it is fixed")
     priority: int = Field(default=0, description="Order among the actions of the same task; a higher value goes first")
     gang: UUID | None = Field(default=None, description="Id that all actions of the same gang have")
     allocation: dict[str, int] | None = None
@@ -350,6 +349,9 @@ class Action(BaseModel):
     settled_at: datetime | None = None
     times: ActionTimes = ActionTimes()
     labels: dict[str, str] = Field(default_factory=dict)
+    image: ImagePullProgress | None = Field(
+        default=None, description="Pull of its image, while the action waits for it"
+    )
     result: ActionResult | None = None
 
     @property
@@ -359,10 +361,7 @@ class Action(BaseModel):
 
     @property
     def masked(self) -> bool:
-        """True if the outcome says nothing about the program, so that its sample should be masked out of the loss.
-
-        These outcomes are `infra_error`, `cancelled` and `deadline_in_queue`. Raises `NotSettled`.
-        """
+        """True for `infra_error`, `cancelled` and `deadline_in_queue`: mask the sample. Raises `NotSettled`."""
         return self._settled_outcome() in MASKED_OUTCOMES
 
     @property

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from arl_core.domain.states import ActionOutcome, ActionState, EstimateBasis, WaitReason
 from arl_core.steps.projection import BoostRule
 from arl_wire.actions.action import ActionTimes
+from arl_wire.environments.images import ImagePullProgress
 
 __all__ = [
     "ActionExplanation",
@@ -70,7 +71,8 @@ class WaitExplanation(BaseModel):
     """The explanation of a queued action, from the scheduler's current state."""
 
     reason: WaitReason = Field(
-        description="Why the action is queued. `queue_paused`: its queue is paused. `environment_busy`: another action"
+        description="Why the action is queued. `queue_paused`: its queue is paused. `pulling_image`: no node has its"
+        " image yet, and `image` has the progress of the pull. `environment_busy`: another action"
         " runs in its environment. `starts_next_round`: it starts in the next scheduling round. `no_node_fits`: no node"
         " can ever run it. `no_schedulable_node`: every node that could run it is cordoned or lost."
         " `nodes_end_too_soon`: every node that could run it has a known end that comes before its time limit."
@@ -125,6 +127,9 @@ class WaitExplanation(BaseModel):
         " `declared`: what the action declared, and a default"
     )
     observed_runs: int = Field(description="Runs of its class that the estimate uses")
+    image: ImagePullProgress | None = Field(
+        default=None, description="Pull of its image. Absent if a node has the image, or if it needs none"
+    )
     backlog_s: float | None = Field(
         default=None,
         description="Seconds until all running and queued work on `node` would be done, if it were spread evenly",

@@ -10,6 +10,8 @@ from arl_admission.verifiers.payloads import is_verified
 from arl_core.capacity.gangs import can_gang_fit
 from arl_core.capacity.ledger import fits
 from arl_core.domain.model import ENVIRONMENT_RESOURCES
+from arl_core.images.pull_planning import PULLS_IMAGES
+from arl_core.images.references import is_image_name
 from arl_store.tx import Row
 from arl_wire.actions.action import HOST_TEMPLATE, SubmitActionRequest
 from arl_wire.errors import (
@@ -39,6 +41,10 @@ class _NodeCapabilities:
     capacity: dict[str, int]
     enforced: frozenset[str]
     templates: set[str]
+
+    def can_use(self, template: str) -> bool:
+        """Return True if the node has the template, or can pull the image."""
+        return template in self.templates or (is_image_name(template) and PULLS_IMAGES in self.enforced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +118,9 @@ class FleetCatalog:
 
         Others may be newer than the catalog.
         """
-        known = {None}.union(*(node.templates for node in self.nodes))
         services, endpoints = {None, *self.services}, {None, *self.endpoints}
         return all(
-            action.environment.template in known
+            (action.environment.template is None or self._can_use(action.environment.template))
             and (action.service in services or is_verified(action))
             and action.endpoint in endpoints
             for action in (item.action for item in items)
@@ -135,7 +140,7 @@ class FleetCatalog:
             return None
         needed = demand_of(action)
         template = action.environment.template or HOST_TEMPLATE
-        having = [node for node in self.nodes if template in node.templates]
+        having = [node for node in self.nodes if node.can_use(template)]
         if not having:
             return _unknown_template(template, self.nodes)
         wide_enough = [node for node in having if fits(needed, node.capacity)]
@@ -145,6 +150,9 @@ class FleetCatalog:
         if not any(wanted <= node.enforced for node in wide_enough):
             return requirement_not_enforced(action, "no node that is large enough enforces")
         return None
+
+    def _can_use(self, template: str) -> bool:
+        return any(node.can_use(template) for node in self.nodes)
 
     def _item_form_error(self, action: SubmitActionRequest) -> TangramError | None:
         name = action.service or ""
@@ -166,7 +174,7 @@ class FleetCatalog:
 
     def _suitable_nodes(self, action: SubmitActionRequest) -> list[int]:
         template, wanted = action.environment.template or HOST_TEMPLATE, required_capabilities(action)
-        return [at for at, node in enumerate(self.nodes) if template in node.templates and wanted <= node.enforced]
+        return [at for at, node in enumerate(self.nodes) if node.can_use(template) and wanted <= node.enforced]
 
 
 def enforced_capabilities(row: Row) -> frozenset[str]:
@@ -188,6 +196,9 @@ def required_capabilities(action: SubmitActionRequest) -> set[str]:
 
 def _unknown_template(name: str, nodes: Sequence[_NodeCapabilities]) -> TemplateNotFound:
     there = ", ".join(sorted(set[str]().union(*(node.templates for node in nodes))))
+    if is_image_name(name):
+        message = f"image {name} cannot be used, because no node pulls images; `tangram doctor` says why"
+        return TemplateNotFound(message, errors=[FieldError(field="environment.template", message=message)])
     message = f"template {name!r} does not exist. Available: {there}. Import it with `tangram templates import`"
     return TemplateNotFound(message, errors=[FieldError(field="environment.template", message=message)])
 

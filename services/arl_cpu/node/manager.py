@@ -24,6 +24,7 @@ from arl_cpu.contract.executor import (
     UnusedCoresEvent,
 )
 from arl_cpu.contract.launcher_protocol import decode_report, encode_report
+from arl_cpu.images.node_images import NodeImages
 from arl_cpu.node import repository
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
 from arl_cpu.node.attempt_resizer import AttemptResizer
@@ -72,6 +73,7 @@ class CpuManager:
         self.transfers = FileTransfers(executor, self._settle_in_background)
         how: Mapping[str, Any] = {"node_name": settings.node_name, "max_mib": settings.snapshots_mib}
         self.snapshots = NodeSnapshots(settings.snapshots_dir, **how, store=store, executor=executor)
+        self._images = NodeImages(store, settings, self._notify_of_room)
         metrics = metrics or Metrics()
         self._metrics = CpuMetrics(metrics)
         metrics.add_scrape_hook(self._update_gauges)
@@ -101,6 +103,8 @@ class CpuManager:
     async def start(self) -> None:
         """Connect to the executor, register, adopt the state of an earlier process, then start the heartbeat."""
         state = await self._executor.connect()
+        images = self._images.capability(state.capabilities)
+        state = replace(state, capabilities=(*state.capabilities, images))
         self._enforced = frozenset(each.name for each in state.capabilities if each.level == "enforced")
         can_use = any(each.name == "templates" and each.level != "absent" for each in state.capabilities)
         self._templates = TemplateInventory(self._settings.templates_dir, can_use=can_use)
@@ -112,6 +116,7 @@ class CpuManager:
             await self._grants.register(tx, node)
             await repository.mark_other_epochs_lost(tx, node_id=self.node_id, epoch=self.epoch)
         await self.snapshots.start(node_id=self.node_id, epoch=self.epoch)
+        await self._images.start(node_id=self.node_id, epoch=self.epoch)
         await self._adopt(state)
         self._event_task = asyncio.create_task(self._consume_events(), name="executor events")
         self._grants.start(name="cpu-heartbeat")
@@ -120,6 +125,7 @@ class CpuManager:
     async def stop(self) -> None:
         """Settle ended attempts. Running ones continue in the launcher, and the next manager adopts them."""
         await self._grants.stop_polling()
+        await self._images.stop()
         if self._event_task is not None:
             self._event_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -299,7 +305,8 @@ class CpuManager:
         await self._destroy_lost(recorded - found.live_environments)
         if found.snapshots_to_delete:
             await self.snapshots.remove(found.snapshots_to_delete)
-        return bool(found.active_rows or found.environments_to_end)
+        pulling = self._images.follow(found.image_requests)
+        return pulling or bool(found.active_rows or found.environments_to_end)
 
     async def _publish_templates(self) -> None:
         """Publish the templates if any was imported or removed since the last scan."""

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from arl_core.domain.model import Fence
 from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY
 from arl_cpu.contract.executor import ExecutionReport
+from arl_cpu.images.image_repository import IMAGE_REQUESTS
 from arl_node.repository import ACTIVE_ON_NODE, EDGE_ROWS, GRANTED_TO_NODE, fence_columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
 from arl_store.values import storable
@@ -68,7 +69,8 @@ POLL = text(f"""
            (select coalesce(json_agg(id), '[]')::text
               from snapshots
              where node_id = :node_id
-               and delete_requested_at is not null) as unwanted
+               and delete_requested_at is not null) as unwanted,
+           ({IMAGE_REQUESTS}) as images
 """)  # noqa: S608 - a constant of the library
 
 LIST_SNAPSHOTS = text("select id from snapshots where node_id = :node_id")
@@ -228,6 +230,8 @@ class NodePollResult:
     environments_to_end: Sequence[tuple[UUID, str]]
     snapshots_to_delete: Sequence[UUID]
     """Ids of the snapshots to delete."""
+    image_requests: Sequence[Mapping[str, Any]]
+    """Images to pull or to remove."""
 
 
 async def mark_other_epochs_lost(tx: WriteTx, *, node_id: int, epoch: UUID) -> int:
@@ -251,6 +255,7 @@ async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> NodePollResult:
         live_environments=live,
         environments_to_end=ending,
         snapshots_to_delete=unwanted,
+        image_requests=json.loads(row.images),
     )
 
 

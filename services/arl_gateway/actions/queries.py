@@ -38,7 +38,18 @@ ACTIONS_BY_ID = text("""
            n.url as node_url, n.credential_id as node_credential_id,
            r.id is not null as has_result, r.exit_code, r.signal, r.stdout, r.stderr, r.stdout_bytes, r.stderr_bytes,
            r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.leftover_processes, r.message, r.enforcement,
-           r.scores, r.response::text as response
+           r.scores, r.response::text as response,
+           case when a.state = 'queued' and s.environment ->> 'template' like '%/%'
+                then (select to_jsonb(i)::text
+                        from (select image.name as image, image.state, node.name as node, image.bytes,
+                                     image.bytes_done, image.message
+                                from node_images as image
+                                join nodes as node on node.id = image.node_id
+                               where image.name = s.environment ->> 'template'
+                               order by array_position(array['ready', 'pulling', 'wanted', 'failed'], image.state),
+                                        image.bytes_done desc
+                               limit 1) as i)
+            end as image_pull
       from actions as a
       join queues as q on q.id = a.queue_id
       join action_specs as s on s.id = a.id and s.id = any(cast(:ids as uuid[]))

@@ -10,6 +10,7 @@ from arl_core.domain.completion_times import CompletionTimes, seconds_between
 from arl_store.tx import Row
 from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream
 from arl_wire.calls import CallResponse
+from arl_wire.environments.images import ImagePullProgress
 from arl_wire.scores import Score
 
 __all__ = ["action_etag", "action_from_row", "result_size"]
@@ -52,6 +53,7 @@ def action_from_row(row: Row) -> Action:
         settled_at=row.settled_at,
         times=_build_times(row),
         labels=json.loads(row.labels),
+        image=_image_pull(row),
         result=_parse_verifier_scores(_build_result(row), row.kind) if has_result else None,
     )
 
@@ -77,6 +79,13 @@ def result_size(action: Action) -> int:
         SCORE_BYTES + NUMBER_BYTES * _number_count(score) + _payload_bytes(score) for score in result.scores or ()
     )
     return streams + scores + sum(len(content) for content in result.files.values())
+
+
+def _image_pull(row: Row) -> ImagePullProgress | None:
+    """Return the pull that a queued action waits for, if the row was read with one."""
+    pull = row.get("image_pull")
+    found = ImagePullProgress.model_validate_json(pull) if pull is not None else None
+    return found if found is not None and found.state != "ready" else None
 
 
 def _build_times(row: Row) -> ActionTimes:

@@ -19,6 +19,7 @@ from arl_scheduler.index.candidates import CandidateQueue
 from arl_scheduler.index.deadlines import DeadlineQueue
 from arl_scheduler.index.environment_index import EnvironmentIndex
 from arl_scheduler.index.environments import EnvironmentName, EnvironmentTable, QueuePosition, TrackedEnvironment
+from arl_scheduler.index.image_table import ImageTable
 from arl_scheduler.index.node_table import NodeTable
 from arl_scheduler.index.queued_actions import QueuedActions
 from arl_scheduler.index.rate_limit_timer import RateLimitTimer
@@ -55,6 +56,7 @@ class SchedulerIndex:
         self.curves = curves or CurveCache()
         self.allocations = AllocationTable(self._policy, self._ledger, self.curves)
         self._node_table = NodeTable(self._ledger, self._environments.counts)
+        self.images = ImageTable()
         self.rate_limit_timer = RateLimitTimer(self._ledger, self._queued.candidates.queue, self._node_table)
 
     @property
@@ -283,6 +285,7 @@ class SchedulerIndex:
             is_critical=gang is None and self.steps.is_critical(id),
         )
         self._queued.add(action)
+        self.images.note(action.cls)
         self._accounts.record_queued(action.task, action.cls.demand.minimum)
         self._queued.deadlines.add(action)
         if name is None or home is None:

@@ -12,6 +12,7 @@ from arl_scheduler.index.environments import QueuePosition
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_wire.actions.explanations import AheadCounts, ExpectedRunTime, ResourceShortfall, StepPosition, WaitExplanation
+from arl_wire.environments.images import ImagePullProgress
 from arl_wire.errors import NotFound, Unavailable
 from arl_wire.internal.scheduler import (
     ExplainRequest,
@@ -68,22 +69,46 @@ class WaitExplainer:
         standing = index.queue_position(id)
         if standing is None:
             raise NotFound(f"action {id} is not in the scheduler's queue")
-        found = explain(snapshot, standing.action, self._policy, blocked_by=_blocked_by(standing))
+        image = _missing_image(index, standing)
+        found = explain(snapshot, standing.action, self._policy, blocked_by=_blocked_by(standing, image))
         wait = _to_response(found, standing)
         wait.trajectory = _step_position(index, id)
-        return ExplainResponse(node=found.node, wait=wait)
+        if wait.reason is not WaitReason.PULLING_IMAGE:
+            return ExplainResponse(node=found.node, wait=wait)
+        return ExplainResponse(node=None, wait=wait.model_copy(update={"image": image}))
 
 
 def _not_leader_error() -> Unavailable:
     return Unavailable("this scheduler does not lead, or has just started to lead; try again", retry_after_s=1)
 
 
-def _blocked_by(position: QueuePosition) -> WaitReason | None:
+def _missing_image(index: SchedulerIndex, position: QueuePosition) -> ImagePullProgress | None:
+    """Return the pull of the image that no node has, or None."""
+    name = index.images.missing_image(position.action.cls)
+    if name is None:
+        return None
+    row = next(iter(index.images.rows(name)), None)
+    if row is None:
+        return ImagePullProgress(image=name, state="wanted")
+    node = index.nodes.get(row.node)
+    return ImagePullProgress(
+        image=name,
+        state=row.state,
+        node=node.name if node is not None else None,
+        bytes=row.bytes,
+        bytes_done=row.bytes_done,
+        message=row.message,
+    )
+
+
+def _blocked_by(position: QueuePosition, image: ImagePullProgress | None) -> WaitReason | None:
     if position.is_paused:
         return WaitReason.QUEUE_PAUSED
     if position.action.gang is not None and not position.action.gang_members:
         return WaitReason.WAITS_FOR_GANG
-    return None if position.is_next else WaitReason.ENVIRONMENT_BUSY
+    if not position.is_next:
+        return WaitReason.ENVIRONMENT_BUSY
+    return WaitReason.PULLING_IMAGE if image is not None else None
 
 
 def _to_response(explanation: QueueExplanation, position: QueuePosition) -> WaitExplanation:

@@ -13,7 +13,13 @@ from arl_scheduler.queries.poll_result import NodeRow, PollResult
 from arl_wire.internal.node import GrantBatchRequest, GrantPayload, ResizeResult
 from arl_wire.internal.scheduler import EndedTrajectory, QueuedActionRow
 
-__all__ = ["NotificationInbox", "PendingNotifications", "notify_environment_ends", "notify_grants"]
+__all__ = [
+    "NotificationInbox",
+    "PendingNotifications",
+    "notify_changed_rows",
+    "notify_environment_ends",
+    "notify_grants",
+]
 
 
 @dataclass(slots=True)
@@ -122,9 +128,13 @@ def notify_grants(
 
 def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], poll: PollResult) -> None:
     """Notify the nodes of environments whose deletion was requested since the last poll, so that they end soon."""
-    for node_id in {
-        row.node for row in poll.environments if row.is_delete_requested and not row.is_ended
-    } & nodes.keys():
+    changed = {row.node for row in poll.environments if row.is_delete_requested and not row.is_ended}
+    notify_changed_rows(peers, nodes, changed)
+
+
+def notify_changed_rows(peers: ServiceClient, nodes: Mapping[int, NodeRow], changed: Set[int]) -> None:
+    """Notify nodes of rows that only their poll reads, so that they poll at once."""
+    for node_id in changed & nodes.keys():
         _notify_node(peers, nodes[node_id], [])
 
 

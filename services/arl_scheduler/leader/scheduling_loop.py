@@ -23,10 +23,12 @@ from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
 from arl_kit.telemetry import current_traceparent, new_traceparent
+from arl_scheduler.index.image_table import wanted_images
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.leader.backlog import read_backlog
 from arl_scheduler.leader.duration_learner import DurationLearner
 from arl_scheduler.leader.election import DatabaseClock, LeaderElection
+from arl_scheduler.leader.image_coordinator import ImageCoordinator
 from arl_scheduler.leader.leader_gauges import LeaderGauges
 from arl_scheduler.leader.node_failures import HeartbeatWatch, find_failed, reclaimed_core_times
 from arl_scheduler.leader.notification_inbox import (
@@ -97,6 +99,7 @@ class SchedulingLoop:
         self._index: SchedulerIndex | None = None
         self._clock = DatabaseClock()
         self._watch = HeartbeatWatch()
+        self._images = ImageCoordinator(store, peers, self.election)
         self._next_poll = 0.0
         self._poll_interval = settings.poll_busy_s
         self._partitions = PartitionMaintenance(store)
@@ -122,11 +125,14 @@ class SchedulingLoop:
 
     def view(self) -> tuple[SchedulerIndex, CellSnapshot] | None:
         """Return the index and a round's view; None if this scheduler does not lead or has not read everything yet."""
-        index, ttl_s = self._index, self._settings.node_ttl_s
+        index = self._index
         if index is None or self.election.term is None:
             return None
+        return index, self._snapshot(index)
+
+    def _snapshot(self, index: SchedulerIndex) -> CellSnapshot:
         times = {"now": self._clock.now(), "watching_since": self._watch.since}
-        return index, index.snapshot(silent_after_s=ttl_s, **times)
+        return index.snapshot(silent_after_s=self._settings.node_ttl_s, **times)
 
     async def _run(self) -> None:
         while True:
@@ -168,6 +174,8 @@ class SchedulingLoop:
     async def _wait_for_work(self, index: SchedulerIndex) -> None:
         if self._has_more_to_settle:
             return
+        if index.images.is_poll_needed:
+            self.inbox.is_poll_requested = True
         due = 0.0 if self.inbox.is_poll_requested else self._next_poll - time.monotonic()
         deadline = index.next_deadline()
         if deadline is not None:
@@ -228,14 +236,16 @@ class SchedulingLoop:
             self._policy, learner.curves, learner.min_run_time_s, cell=cell, steps=self.steps.begin_index()
         )
         index.begin_poll()
+        images = wanted_images(index.candidates.queue).keys()
         self.inbox.is_poll_requested = False
         with self._metrics.polls.time():
             async with self._store.read() as tx:
-                found = await repository.poll(tx, checkpoint=index.checkpoint, in_pages=rebuilding)
+                found = await repository.poll(tx, checkpoint=index.checkpoint, in_pages=rebuilding, images=images)
             self._clock.set(found.now)
             late_s = self._poll_interval + self._settings.node_ttl_s / 2
             self._watch.update(found.now, is_rebuilding=rebuilding, max_pause_s=late_s)
             index.rate_limit_timer.refill(time.monotonic())
+            index.images.begin(images, found.images)
             index.reconcile(found)
             self.steps.apply_poll(found)
             notify_environment_ends(self._peers, index.nodes, found)
@@ -250,6 +260,7 @@ class SchedulingLoop:
         self._next_poll = time.monotonic() + self._poll_interval
         await self._reclaim(index, found)
         await self._settle(index, dict.fromkeys(found.cancelled, (ActionOutcome.CANCELLED, None)))
+        await self._settle(index, await self._images.update(index, self._snapshot(index)))
         if len(found.cancelled) == repository.SETTLE_PAGE:
             self._next_poll = 0.0  # more are cancelled; a round runs before the next page
         if rebuilding:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from pydantic import TypeAdapter
@@ -25,6 +25,7 @@ from arl_core.domain.model import (
     slot_resource,
 )
 from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY, ActionState
+from arl_core.images.references import is_image_name
 from arl_core.queue.fairness import QueueWeight
 from arl_core.queue.quotas import TaskQuota
 from arl_store.values import parse_uuid
@@ -34,11 +35,14 @@ from arl_wire.internal.scheduler import QueuedActionRow, TrajectoryHintsPayload
 __all__ = [
     "AllocationRow",
     "EnvironmentRow",
+    "NodeImageRow",
     "NodeRow",
     "PollResult",
     "ResizeUpdate",
     "parse_poll_result",
     "parse_queued_rows",
+    "required_image",
+    "required_templates",
     "to_action_class",
     "to_elastic_resource",
     "to_node_resources",
@@ -54,7 +58,8 @@ RATE_BOUNDS_PER_S, BURST_BOUNDS = (1e-6, 1e6), (1, 1_000_000)
 """Bounds of accepted rates: tokens per second, and burst tokens after a pause."""
 
 _QUEUED_ADAPTER = TypeAdapter(list[QueuedActionRow])
-_TEMPLATE, _NODE = "template:{}", "node:{}"
+_TEMPLATE_PREFIX = "template:"
+_TEMPLATE, _NODE = _TEMPLATE_PREFIX + "{}", "node:{}"
 """Requirements on a node: that it has a template, or that it is one specific node."""
 
 
@@ -93,6 +98,20 @@ class NodeRow:
         if not self.reclaimable_milli:
             return self.capacity
         return {**self.capacity, "cpu_milli": self.capacity.get("cpu_milli", 0) + self.reclaimable_milli}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeImageRow:
+    """An image on a node, as one poll read it."""
+
+    node: int
+    name: str
+    state: Literal["wanted", "pulling", "ready", "failed"]
+    reason: str | None
+    message: str | None
+    bytes: int | None
+    bytes_done: int
+    changed_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +179,8 @@ class PollResult:
     """Quotas of the queues that have one."""
     ended_steps: tuple[tuple[int, int, float], ...] = ()
     """Queue, step and time of the end of steps that clients ended."""
+    images: tuple[NodeImageRow, ...] = ()
+    """Rows of the images that the poll asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +194,37 @@ class ResizeUpdate:
 
 def parse_poll_result(row: Any) -> PollResult:
     """Return the values of a row of the poll."""
+    images = tuple(_parse_image(entry) for entry in json.loads(row.images))
+    ready = {(image.node, _TEMPLATE.format(image.name)) for image in images if image.state == "ready"}
     return PollResult(
         now=row.now,
         checkpoint=int(row.mark),
         queued=tuple(parse_queued_rows(row.queued)),
         allocations=tuple(_parse_allocation(entry) for entry in json.loads(row.held)),
         cancelled=tuple(parse_uuid(entry) for entry in json.loads(row.cancelled)),
-        nodes=tuple(_parse_node(entry) for entry in json.loads(row.nodes)),
+        nodes=tuple(
+            _parse_node(entry, frozenset(image for node, image in ready if node == entry["id"]))
+            for entry in json.loads(row.nodes)
+        ),
+        images=images,
         environments=tuple(_parse_environment(entry) for entry in json.loads(row.environments)),
         paused=frozenset(json.loads(row.paused)),
         weights={entry.pop("id"): QueueWeight(**entry) for entry in json.loads(row.weights)},
         quotas={entry["id"]: _parse_quota(entry["quota"]) for entry in json.loads(row.quotas)},
         ended_steps=tuple((entry["queue_id"], entry["step"], entry["ended"]) for entry in json.loads(row.ended_steps)),
+    )
+
+
+def _parse_image(entry: Mapping[str, Any]) -> NodeImageRow:
+    return NodeImageRow(
+        node=entry["node_id"],
+        name=entry["name"],
+        state=entry["state"],
+        reason=entry["reason"],
+        message=entry["message"],
+        bytes=entry["bytes"],
+        bytes_done=entry["bytes_done"],
+        changed_at=entry["changed"],
     )
 
 
@@ -244,6 +284,17 @@ def _required_templates(environment: Mapping[str, Any]) -> frozenset[str]:
     return template if node is None else template | {_NODE.format(node)}
 
 
+def required_image(cls: ActionClass) -> str | None:
+    """Return the image that actions of the class need, or None."""
+    names = (each.removeprefix(_TEMPLATE_PREFIX) for each in required_templates(cls))
+    return next(filter(is_image_name, names), None)
+
+
+def required_templates(cls: ActionClass) -> frozenset[str]:
+    """Return the requirements of the class that name a template or image."""
+    return frozenset(each for each in cls.requires if each.startswith(_TEMPLATE_PREFIX))
+
+
 def _enforced(entry: Mapping[str, Any]) -> frozenset[str]:
     limits = {each["name"] for each in entry["enforced"] if each["level"] == "enforced"}
     templates = {_TEMPLATE.format(each["name"]) for each in entry["templates"]}
@@ -294,7 +345,7 @@ def _parse_allocation(entry: Mapping[str, Any]) -> AllocationRow:
     )
 
 
-def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
+def _parse_node(entry: Mapping[str, Any], images: frozenset[str]) -> NodeRow:
     return NodeRow(
         id=entry["id"],
         name=entry["name"],
@@ -303,7 +354,7 @@ def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
         credential_id=entry["credential_id"],
         epoch=parse_uuid(entry["epoch"]),
         capacity=entry["capacity"],
-        enforced=_enforced(entry),
+        enforced=_enforced(entry) | images,
         is_cordoned=entry["closed"],
         is_drain_expired=entry["drained"],
         last_heartbeat=entry["last_sign"],

@@ -1,7 +1,7 @@
 """Statements of the scheduler. Every write is guarded by the leader's term, the state and the fence."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from uuid import UUID
 
 from sqlalchemy import text
@@ -9,6 +9,7 @@ from sqlalchemy import text
 from arl_core.control.reclaim import ReclaimDecision
 from arl_core.domain.model import Fence, Grant
 from arl_core.domain.states import ActionOutcome
+from arl_scheduler.queries.image_queries import IMAGE_ROWS
 from arl_scheduler.queries.poll_result import PollResult, ResizeUpdate, parse_poll_result, parse_queued_rows
 from arl_store.tx import ReadTx, Row, WriteTx
 from arl_wire.internal.scheduler import QueuedActionRow
@@ -123,7 +124,8 @@ POLL = text(f"""
               from (select queue_id, step, extract(epoch from ended_at)::float8 as ended
                       from training_steps
                      where changed_xid >= cast(cast(:mark as text) as xid8)
-                       and ended_at > now() - interval '1 day') as t) as ended_steps
+                       and ended_at > now() - interval '1 day') as t) as ended_steps,
+           ({IMAGE_ROWS}) as images
 """)  # noqa: S608 - constants of this module
 
 # Rows queued before a mark: no transaction below it is open, so their number only decreases. A row that is queued or
@@ -282,12 +284,12 @@ async def still_queued(tx: ReadTx, refused: Mapping[UUID, int]) -> set[UUID]:
     return {row.id for row in rows}
 
 
-async def poll(tx: ReadTx, *, checkpoint: int, in_pages: bool = False) -> PollResult:
-    """Read everything that changed since `checkpoint`, or everything if it is 0.
+async def poll(tx: ReadTx, *, checkpoint: int, in_pages: bool = False, images: Collection[str] = ()) -> PollResult:
+    """Read everything that changed since `checkpoint`, or everything if it is 0, and the rows of `images`.
 
     `in_pages` omits rows queued before the returned checkpoint; `queued_before` reads them.
     """
-    rows = await tx.fetch(POLL, {"mark": str(checkpoint), "in_pages": in_pages})
+    rows = await tx.fetch(POLL, {"mark": str(checkpoint), "in_pages": in_pages, "images": sorted(images)})
     return parse_poll_result(rows[0])
 
 

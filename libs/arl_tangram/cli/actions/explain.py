@@ -17,6 +17,7 @@ __all__ = ["register", "sentences", "wait_sentences"]
 
 WAIT_REASON_TEXTS = {
     WaitReason.QUEUE_PAUSED: "The queue of its task is paused. Resume it with `tangram queues resume TASK`.",
+    WaitReason.PULLING_IMAGE: "No node has its image yet.",
     WaitReason.ENVIRONMENT_BUSY: "Another action runs in its environment, or its environment is ending.",
     WaitReason.STARTS_NEXT_ROUND: "It starts in the next scheduling round.",
     WaitReason.NO_NODE_FITS: "No node can ever run it.",
