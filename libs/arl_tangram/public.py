@@ -24,6 +24,7 @@ from arl_wire.actions.output_events import OutputEnd, OutputRestart, OutputTrunc
 from arl_wire.actions.traces import ActionTrace, TraceSpan
 from arl_wire.admin.audit_log import AuditLogEntry
 from arl_wire.admin.capacity import BacklogResponse, CapacityForecast, CapacityPlan, NodeKindBacklog
+from arl_wire.admin.images import ImageListResponse, ImageRequestsResponse, NodeImage
 from arl_wire.admin.keys import ApiKey, CreateKeyResponse
 from arl_wire.admin.nodes import NodeInfo, NodeListResponse
 from arl_wire.admin.pools import PoolInfo, PoolListResponse, PublishPoolRequest
@@ -109,11 +110,14 @@ __all__ = [
     "GangRefused",
     "GatewayTimeout",
     "IdempotencyKeyReused",
+    "ImageListResponse",
     "ImagePullProgress",
+    "ImageRequestsResponse",
     "InputClosed",
     "InputFull",
     "Internal",
     "ItemError",
+    "NodeImage",
     "NodeInfo",
     "NodeKindBacklog",
     "NodeListResponse",

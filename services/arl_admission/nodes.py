@@ -1,8 +1,8 @@
-"""Operations on nodes: cordon, drain, uncordon, remove."""
+"""Operations on nodes: cordon, drain, uncordon, remove, and requests for images."""
 
 from collections.abc import Callable
 
-from arl_admission import node_queries
+from arl_admission import image_queries, node_queries
 from arl_admission.checks.fleet import FleetCatalog
 from arl_store.tx import PostgresStore
 from arl_wire.internal.admission import (
@@ -10,6 +10,7 @@ from arl_wire.internal.admission import (
     InternalChangeNodeRequest,
     RemoveNodeRequest,
     RemoveNodeResponse,
+    RequestImagesRequest,
 )
 
 __all__ = ["NodeOperations"]
@@ -39,3 +40,13 @@ class NodeOperations:
             self._fleet.read_at = float("-inf")
             self._notify(1)
         return RemoveNodeResponse(removed=kept_by is None, kept_by=kept_by)
+
+    async def request_images(self, request: RequestImagesRequest) -> AffectedRowsResponse:
+        """Request pulls on nodes, or removals from all nodes. Nodes read the requests by their next poll."""
+        async with self._store.write() as tx:
+            if request.nodes is None:
+                count = await image_queries.request_removals(tx, request.images)
+            else:
+                count = await image_queries.request_pulls(tx, request.images, request.nodes)
+        self._notify(count)
+        return AffectedRowsResponse(count=count)

@@ -13,6 +13,7 @@ from arl_wire.internal.admission import (
     InternalChangeProjectRequest,
     InternalChangeQueueRequest,
     RemoveNodeRequest,
+    RequestImagesRequest,
 )
 from arl_wire.internal.reward_services import (
     InternalRegisterServiceRequest,
@@ -38,6 +39,7 @@ def add_internal_routes(api: InternalApi, admission: AdmissionService) -> None:
     api.add_route("/internal/change-queue", InternalChangeQueueRequest, admission.change_queue)
     api.add_route("/internal/change-node", InternalChangeNodeRequest, admission.nodes.change)
     api.add_route("/internal/remove-node", RemoveNodeRequest, admission.nodes.remove)
+    api.add_route("/internal/request-images", RequestImagesRequest, admission.nodes.request_images)
     api.add_route("/internal/change-project", InternalChangeProjectRequest, admission.change_project)
     api.add_route("/internal/register-service", InternalRegisterServiceRequest, admission.reward_services.register)
     api.add_route("/internal/change-service", ServiceOperationRequest, admission.reward_services.change)

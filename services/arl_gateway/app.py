@@ -23,6 +23,7 @@ from arl_gateway.environments.routes import router as environment_router
 from arl_gateway.environments.snapshot_routes import router as snapshot_router
 from arl_gateway.http.dependencies import require_root_read
 from arl_gateway.http.key_check import KeyCheck
+from arl_gateway.images.routes import router as image_router
 from arl_gateway.nodes.routes import join_router
 from arl_gateway.nodes.routes import router as node_router
 from arl_gateway.openapi import customize_openapi
@@ -58,6 +59,7 @@ ROUTERS = (
     node_router,
     join_router,
     pool_router,
+    image_router,
     project_router,
     plan_router,
     audit_log_router,

@@ -25,6 +25,7 @@ from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.auth import KeyAuthenticator
 from arl_gateway.http.rate_limit import RateLimiter
+from arl_gateway.images.service import ImageAdmin
 from arl_gateway.nodes.join import NodeJoin
 from arl_gateway.nodes.service import NodeAdmin
 from arl_gateway.pools.service import PoolAdmin
@@ -76,6 +77,7 @@ class GatewayDeps:
     node_admin: NodeAdmin
     node_join: NodeJoin
     pools: PoolAdmin
+    images: ImageAdmin
     project_admin: ProjectAdmin
     capacity: CapacityService
     stragglers: StragglerService
@@ -161,6 +163,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         node_admin=NodeAdmin(store, peers, admission_url=admission_url),
         node_join=NodeJoin(store),
         pools=PoolAdmin(store),
+        images=ImageAdmin(store, peers, admission_url=admission_url),
         project_admin=ProjectAdmin(store, peers, admission_url=admission_url),
         capacity=CapacityService(store, peers, scheduler_url=settings.scheduler_url),
         stragglers=StragglerService(store, peers, scheduler_url=settings.scheduler_url),

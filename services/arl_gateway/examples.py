@@ -99,6 +99,13 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         },
         "open": {"summary": "Reopen the node", "value": {"cordoned": False}},
     },
+    "pull_images": {
+        "pool": {
+            "summary": "Two images on the nodes of a pool",
+            "value": {"images": ["python:3.12", "ghcr.io/owner/image:1"], "pool": "cpu"},
+        }
+    },
+    "remove_images": {"one": {"summary": "One image", "value": {"images": ["python:3.12"]}}},
     "publish_pool": {"grow": {"summary": "The pool wants a third node", "value": PUBLISH_POOL}},
     "create_environment": {
         "repository": {

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from arl_gateway.compat.response_examples import RESPONSE_EXAMPLES as COMPATIBLE
+from arl_gateway.images.examples import NODE_IMAGE
 from arl_gateway.pools.examples import BACKLOG, POOL
 from arl_gateway.steps.examples import STEP_REPORT
 
@@ -373,6 +374,9 @@ RESPONSE_EXAMPLES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("change_project", "200"): _example("The changed project", {"id": 2, "name": "research", "weight": 0.5}),
     ("list_nodes", "200"): _example("One node", {"items": [NODE]}),
     ("change_node", "200"): _example("A draining node", DRAINING_NODE),
+    ("list_images", "200"): _example("An image that is being pulled", {"items": [NODE_IMAGE]}),
+    ("pull_images", "200"): _example("Two images on four nodes", {"count": 8}),
+    ("remove_images", "200"): _example("One image on four nodes", {"count": 4}),
     ("list_pools", "200"): _example("One pool", {"items": [POOL]}),
     ("publish_pool", "200"): _example("A pool that grows", POOL),
     ("get_backlog", "200"): _example("The backlog of CPU nodes", BACKLOG),

@@ -36,6 +36,7 @@ OF_THE_INSTALLATION = {
     ),
     *("/v1/admin/projects", "/v1/admin/projects/{name}", "/v1/admin/audit-log"),
     *("/v1/admin/pools", "/v1/admin/pools/{name}", "/v1/admin/backlog"),
+    *("/v1/admin/images", "/v1/admin/images:pull", "/v1/admin/images:remove"),
 }
 """Paths that belong to no project. Administrators of the first project may change these resources.
 

@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from arl_core.domain.states import WaitReason
-from arl_tangram import ActionOutcome, ActionState, Tangram
+from arl_tangram import ActionOutcome, ActionState, Conflict, Tangram
 from support.conditions import eventually
 from support.images import a_layer, a_root, member, packed
 from support.machine import Machine, a_machine
@@ -133,3 +134,22 @@ class TestDiskBudget:
             assert environment.run(argv=["cat", "/text"]).stdout == "kept"
             assert {kept, images[-1]} <= names()
             assert images[0] not in names()
+
+
+class TestAdministration:
+    async def test_images_are_pulled_listed_and_removed(
+        self, machine: Machine, tangram: Tangram, registry: Registry, base: bytes, tmp_path: Path
+    ) -> None:
+        names = [image_with(registry, f"prefetched-{number}:1", base, "x") for number in range(2)]
+        (tmp_path / "images").write_text("# images\n" + "\n".join(names))
+        assert "2 requests" in machine.cli("images", "prefetch", str(tmp_path / "images")).stdout
+
+        def states() -> list[str]:
+            return [image.state for image in tangram.images().items if image.name in names]
+
+        await eventually(lambda: states() == ["ready", "ready"], timeout_s=40)
+        assert names[0] in machine.cli("images", "list").stdout
+        assert tangram.remove_images(names).count == 2
+        await eventually(lambda: states() == [], timeout_s=40)
+        with pytest.raises(Conflict, match="pool 'nowhere' has no live node"):
+            tangram.pull_images(names, pool="nowhere")

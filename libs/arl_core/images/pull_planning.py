@@ -6,15 +6,15 @@ a pull elsewhere would take.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import inf
 from typing import Literal
-
-from arl_core.images.failures import DEFINITE_FAILURES, ImageFailure
 
 __all__ = [
     "PULLS_IMAGES",
     "ImageCopy",
     "ImageDemand",
+    "ImageFailure",
     "PullCandidate",
     "PullDecision",
     "decide_pull",
@@ -33,6 +33,21 @@ WAIT_FOR_ROOM_S = 10.0
 """Expected seconds until a node without room has room."""
 FAILURE_HOLDS_S = 10.0
 """Seconds for which a failure also applies to actions that are submitted after it."""
+
+
+class ImageFailure(StrEnum):
+    """Why a node could not pull an image. Actions that need the image settle as `infra_error` with this reason."""
+
+    NOT_FOUND = "image_not_found"  # the registry has no such repository, tag or digest
+    UNAUTHORIZED = "image_unauthorized"  # the registry refuses the credentials, or demands some
+    INVALID = "image_invalid"  # a wrong digest, another architecture, an unsafe or too large layer
+    REGISTRY_UNAVAILABLE = "registry_unavailable"  # no answer, or server errors, until the node gave up
+    INTERRUPTED = "image_pull_interrupted"  # the process that pulls ended without a result
+    STORE_FULL = "image_store_full"  # images in use leave no room on the node
+
+
+DEFINITE_FAILURES = frozenset({ImageFailure.NOT_FOUND, ImageFailure.UNAUTHORIZED, ImageFailure.INVALID})
+"""Failures that another node would have as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

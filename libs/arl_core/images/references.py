@@ -6,9 +6,11 @@ from dataclasses import dataclass
 __all__ = [
     "DEFAULT_REGISTRY",
     "IMAGE_OR_TEMPLATE_PATTERN",
+    "IMAGE_REFERENCE_PATTERN",
     "MAX_REFERENCE_LENGTH",
     "ImageReference",
     "InvalidReference",
+    "canonical_image",
     "canonical_template",
     "is_image_name",
     "parse_reference",
@@ -30,9 +32,11 @@ _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _DIGEST = r"sha256:[0-9a-f]{64}"
 _PLAIN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
-IMAGE_OR_TEMPLATE_PATTERN = (
-    rf"^(?:{_PLAIN}|(?:{_HOST})/{_PATH}(?::{_TAG})?(?:@{_DIGEST})?|{_PATH}(?::{_TAG}(?:@{_DIGEST})?|@{_DIGEST}))$"
-)
+_REFERENCE = rf"(?:{_HOST})/{_PATH}(?::{_TAG})?(?:@{_DIGEST})?|{_PATH}(?::{_TAG}(?:@{_DIGEST})?|@{_DIGEST})"
+
+IMAGE_REFERENCE_PATTERN = rf"^(?:{_REFERENCE})$"
+"""Pattern of the names that `canonical_image` accepts, for schemas."""
+IMAGE_OR_TEMPLATE_PATTERN = rf"^(?:{_PLAIN}|{_REFERENCE})$"
 """Pattern of the names that `canonical_template` accepts, for schemas."""
 
 _PLAIN_NAME = re.compile(_PLAIN)
@@ -69,6 +73,11 @@ class ImageReference:
 def is_image_name(name: str) -> bool:
     """Return True for the name of an image: it has a registry host, a tag or a digest. Others name templates."""
     return "/" in name or ":" in name or "@" in name
+
+
+def canonical_image(name: str) -> str:
+    """Return the full form of a reference. Raises InvalidReference."""
+    return str(parse_reference(name))
 
 
 def canonical_template(name: str) -> str:

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from arl_tangram.cli import endpoints, reward_services, steps
 from arl_tangram.cli.actions import commands as action_commands
 from arl_tangram.cli.actions import explain, submit, trace
-from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, pools, projects, queues, top
+from arl_tangram.cli.admin import audit_log, capacity, images, keys, nodes, pools, projects, queues, top
 from arl_tangram.cli.environments import commands as environment_commands
 from arl_tangram.cli.environments import snapshots, templates
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_error, wants_json
@@ -60,7 +60,7 @@ COMMAND_MODULES = (
     *(lifecycle, node, doctor),
     *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints),
     *(top, explain, trace, steps, process_logs),
-    *(nodes, pools, queues, projects, keys, capacity, audit_log, templates, consistency_check, router),
+    *(nodes, pools, images, queues, projects, keys, capacity, audit_log, templates, consistency_check, router),
 )
 """Modules in the order of the help page."""
 for module in COMMAND_MODULES:

@@ -6,6 +6,7 @@ from arl_tangram.operations import Operation, SdkRequest, call_with_retry, list_
 from arl_wire.actions.explanations import StragglerInfo, StragglerListResponse
 from arl_wire.admin.audit_log import AuditLogEntry, AuditLogResponse
 from arl_wire.admin.capacity import BacklogResponse, CapacityPlan, CapacityPlanQuery
+from arl_wire.admin.images import ImageListResponse, ImageRequestsResponse, PullImagesRequest, RemoveImagesRequest
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
 from arl_wire.admin.pools import PoolInfo, PoolListResponse, PublishPoolRequest
@@ -25,6 +26,7 @@ __all__ = [
     "create_key",
     "get_backlog",
     "list_audit_log",
+    "list_images",
     "list_keys",
     "list_nodes",
     "list_pools",
@@ -33,6 +35,8 @@ __all__ = [
     "list_stragglers",
     "plan_capacity",
     "publish_pool",
+    "pull_images",
+    "remove_images",
     "remove_node",
     "remove_pool",
     "revoke_key",
@@ -94,6 +98,21 @@ def remove_node(name: str, *, retry_timeout_s: float) -> Operation[None]:
     yield from call_with_retry(
         SdkRequest(method="DELETE", path=f"/v1/admin/nodes/{quote(name, safe='')}"), retry_timeout_s
     )
+
+
+def list_images(*, retry_timeout_s: float) -> Operation[ImageListResponse]:
+    call = SdkRequest(method="GET", path="/v1/admin/images")
+    return ImageListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def pull_images(request: PullImagesRequest, *, retry_timeout_s: float) -> Operation[ImageRequestsResponse]:
+    call = SdkRequest(method="POST", path="/v1/admin/images:pull", body=request)
+    return ImageRequestsResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def remove_images(request: RemoveImagesRequest, *, retry_timeout_s: float) -> Operation[ImageRequestsResponse]:
+    call = SdkRequest(method="POST", path="/v1/admin/images:remove", body=request)
+    return ImageRequestsResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
 def list_pools(*, retry_timeout_s: float) -> Operation[PoolListResponse]:

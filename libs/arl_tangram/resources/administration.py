@@ -8,6 +8,7 @@ from arl_tangram.operations import Operation
 from arl_tangram.options import validate_request
 from arl_tangram.resources import admin_operations as admin
 from arl_wire.admin.capacity import BacklogResponse
+from arl_wire.admin.images import ImageListResponse, ImageRequestsResponse, PullImagesRequest, RemoveImagesRequest
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
 from arl_wire.admin.pools import PoolInfo, PoolListResponse, PublishPoolRequest
@@ -64,6 +65,20 @@ class AdminMethods:
     def remove_node(self, name: str) -> None:
         """Remove a node. Raises `Conflict` while it is alive or has allocations."""
         self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
+
+    def images(self) -> ImageListResponse:
+        """List the images of all nodes, and pulls in progress."""
+        return self._run(admin.list_images(retry_timeout_s=self._retry_timeout_s))
+
+    def pull_images(self, images: Sequence[str], *, pool: str | None = None) -> ImageRequestsResponse:
+        """Request pulls of images on all nodes, or on those of a pool, before actions need them."""
+        wanted = validate_request(PullImagesRequest, {"images": list(images), "pool": pool})
+        return self._run(admin.pull_images(wanted, retry_timeout_s=self._retry_timeout_s))
+
+    def remove_images(self, images: Sequence[str]) -> ImageRequestsResponse:
+        """Request the removal of images from all nodes. Images that environments use stay."""
+        wanted = validate_request(RemoveImagesRequest, {"images": list(images)})
+        return self._run(admin.remove_images(wanted, retry_timeout_s=self._retry_timeout_s))
 
     def pools(self) -> PoolListResponse:
         """List the node pools with the last decisions of their controllers."""
@@ -132,6 +147,20 @@ class AsyncAdminMethods:
     async def remove_node(self, name: str) -> None:
         """Remove a node. Raises `Conflict` while it is alive or has allocations."""
         await self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
+
+    async def images(self) -> ImageListResponse:
+        """List the images of all nodes, and pulls in progress."""
+        return await self._run(admin.list_images(retry_timeout_s=self._retry_timeout_s))
+
+    async def pull_images(self, images: Sequence[str], *, pool: str | None = None) -> ImageRequestsResponse:
+        """Request pulls of images on all nodes, or on those of a pool, before actions need them."""
+        wanted = validate_request(PullImagesRequest, {"images": list(images), "pool": pool})
+        return await self._run(admin.pull_images(wanted, retry_timeout_s=self._retry_timeout_s))
+
+    async def remove_images(self, images: Sequence[str]) -> ImageRequestsResponse:
+        """Request the removal of images from all nodes. Images that environments use stay."""
+        wanted = validate_request(RemoveImagesRequest, {"images": list(images)})
+        return await self._run(admin.remove_images(wanted, retry_timeout_s=self._retry_timeout_s))
 
     async def pools(self) -> PoolListResponse:
         """List the node pools with the last decisions of their controllers."""

@@ -26,6 +26,7 @@ __all__ = [
     "InternalChangeQueueRequest",
     "RemoveNodeRequest",
     "RemoveNodeResponse",
+    "RequestImagesRequest",
     "SnapshotSource",
     "SubmissionMetadata",
 ]
@@ -169,6 +170,13 @@ class InternalChangeNodeRequest(BaseModel):
     name: str
     cordoned: bool
     drain_deadline_s: float | None = None
+
+
+class RequestImagesRequest(BaseModel):
+    """A request to pull images to nodes, or to remove them from all nodes if `nodes` is None."""
+
+    images: list[str]
+    nodes: list[str] | None = None
 
 
 class RemoveNodeRequest(BaseModel):

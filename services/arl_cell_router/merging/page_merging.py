@@ -78,7 +78,7 @@ def merge_page(
 def merge_table(listed: str, tables: Mapping[int, Sequence[Item]]) -> list[Item]:
     """Return the items of all cells in the order of the list. Items that all cells share are merged by name."""
     tagged = [(cell, item) for cell in sorted(tables) for item in tables[cell]]
-    if listed in ("nodes", "pools", "stragglers"):
+    if listed in ("nodes", "pools", "images", "stragglers"):
         items = [{**item, "cell": cell} for cell, item in tagged]
         return sorted(items, key=lambda item: (item["name"], item["cell"])) if listed != "stragglers" else items
     name_of = _NAMES[listed]

@@ -75,7 +75,7 @@ _RULES: tuple[tuple[str, str, RouteKind], ...] = (
     ("GET", "/v1/(?P<list>reward-services|endpoints)", RouteKind.TABLE),
     ("GET", "/v1/(?P<list>reward-services|endpoints)/(?P<name>[^/]+)", RouteKind.ITEM),
     ("*", "/v1/(?P<list>reward-services)(?:/(?P<name>[^/]+)(?:/(?P<verb>[^/]+))?)?", RouteKind.CHANGE_ALL),
-    ("GET", "/v1/admin/(?P<list>nodes|pools|queues|projects|keys|stragglers)", RouteKind.TABLE),
+    ("GET", "/v1/admin/(?P<list>nodes|pools|images|queues|projects|keys|stragglers)", RouteKind.TABLE),
     ("POST", "/v1/admin/keys", RouteKind.CREATE_KEY),
     ("DELETE", "/v1/admin/keys/(?P<id>[^/]+)", RouteKind.REVOKE_KEY),
     ("*", "/v1/admin/(?P<list>queues|projects)/(?P<name>.+)", RouteKind.CHANGE_ALL),

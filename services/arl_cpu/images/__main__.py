@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from arl_core.images.failures import ImageFailure
+from arl_core.images.pull_planning import ImageFailure
 from arl_core.images.references import parse_reference
 from arl_cpu.images.pull_messages import (
     ImagePulled,

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from arl_core.images.failures import ImageFailure
-from arl_core.images.pull_planning import PULLS_IMAGES
+from arl_core.images.pull_planning import PULLS_IMAGES, ImageFailure
 from arl_cpu.contract.executor import NodeCapability
 from arl_cpu.images import image_repository
 from arl_cpu.images.pull_messages import ImagePulled, ImageResolved, PullFailure, PullProgress, PullRequest

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from arl_core.images.failures import ImageFailure
+from arl_core.images.pull_planning import ImageFailure
 
 __all__ = [
     "ImagePulled",

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import asdict
 from pathlib import Path
 
-from arl_core.images.failures import ImageFailure
+from arl_core.images.pull_planning import ImageFailure
 from arl_cpu.images.pull_messages import PullEvent, PullFailure, PullRequest, decode_event
 from arl_kit.child_process import child_environment
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from arl_core.images.failures import ImageFailure
+from arl_core.images.pull_planning import ImageFailure
 from arl_core.images.references import ImageReference
 from arl_cpu.images.registry_client import PullFailed, RegistryClient
 from arl_cpu.templates.byte_streams import ImportBudget

@@ -12,7 +12,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from arl_core.images.failures import ImageFailure
+from arl_core.images.pull_planning import ImageFailure
 from arl_core.images.references import ImageReference
 from arl_cpu.images.registries import RegistryEndpoint
 

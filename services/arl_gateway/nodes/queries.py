@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["list_nodes", "node_by_name", "node_ids", "node_name"]
+__all__ = ["list_node_images", "list_nodes", "node_by_name", "node_ids", "node_name"]
 
 NODE_TTL_S = 10.0
 
@@ -38,6 +38,14 @@ NODE_IDS = text("select id, name from nodes where name = any(cast(:names as text
 
 NODE_NAME = text("select name from nodes where id = :id")
 
+LIST_IMAGES = text("""
+    select i.name, n.name as node, i.state, i.digest, i.bytes, i.bytes_done, i.unpacked_bytes, i.reason, i.message,
+           i.used_at, i.changed_at
+      from node_images as i
+      join nodes as n on n.id = i.node_id
+     order by i.name, n.name
+""")
+
 
 async def list_nodes(tx: ReadTx) -> Sequence[Row]:
     """Return all nodes by name."""
@@ -58,3 +66,8 @@ async def node_name(tx: ReadTx, node_id: int) -> str | None:
 async def node_ids(tx: ReadTx, names: Sequence[str]) -> dict[str, int]:
     """Return the ids of the nodes that exist, by name."""
     return {row.name: row.id for row in await tx.fetch(NODE_IDS, {"names": list(names)})}
+
+
+async def list_node_images(tx: ReadTx) -> Sequence[Row]:
+    """Return the images of all nodes."""
+    return await tx.fetch(LIST_IMAGES)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from arl_core.domain.model import ActionClass, QueuedAction
-from arl_core.images.failures import ImageFailure
-from arl_core.images.pull_planning import ImageCopy
+from arl_core.images.pull_planning import ImageCopy, ImageFailure
 from arl_core.queue.queue_index import QueueIndex
 from arl_scheduler.queries.poll_result import NodeImageRow, required_image
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from arl_core.images.failures import ImageFailure
+from arl_core.images.pull_planning import ImageFailure
 from arl_cpu.images.pull_messages import (
     ImagePulled,
     ImageResolved,

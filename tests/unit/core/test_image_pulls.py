@@ -1,11 +1,11 @@
 """Test where images are pulled, when actions fail, and which images are removed."""
 
 from arl_core.images.eviction import StoredImage, choose_evictions
-from arl_core.images.failures import ImageFailure
 from arl_core.images.pull_planning import (
     FAILURE_HOLDS_S,
     ImageCopy,
     ImageDemand,
+    ImageFailure,
     PullCandidate,
     PullDecision,
     decide_pull,

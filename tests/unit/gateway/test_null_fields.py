@@ -47,6 +47,8 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "TextPart": {"type": "text", "text": "a"},
     "VerifyRequest": {"response": {}},
     "WaitRequest": {"ids": ["01920000-0000-7000-8000-000000000001"]},
+    "PullImagesRequest": {"images": ["python:3.12"]},
+    "RemoveImagesRequest": {"images": ["python:3.12"]},
     "PublishPoolRequest": {
         "controller": "c1",
         "engine": "local",

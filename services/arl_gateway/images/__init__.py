@@ -1,0 +1,1 @@
+"""Images on nodes: list, pull and remove."""
