@@ -2,12 +2,13 @@
 
 import gzip
 import json
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+import numpy as np
 
 from arl_sim.workload import ActionWork, ResourceKind, SimTrajectory, SimWorkload, TrajectoryAction
 from arl_sim.workloads.trace import TraceError
@@ -72,9 +73,9 @@ def read_agent_runs(lines: Iterable[str]) -> list[AgentRun]:
 
 def sample_runs(runs: Sequence[AgentRun], count: int, seed: int) -> list[AgentRun]:
     """Return `count` runs drawn at random, each at most once as long as there are enough."""
-    chance = random.Random(seed)  # noqa: S311 - a sample, not a secret
     whole, rest = divmod(count, len(runs))
-    return [*(list(runs) * whole), *chance.sample(list(runs), rest)]
+    drawn = np.random.default_rng(seed).permutation(len(runs))[:rest]
+    return [*(list(runs) * whole), *(runs[at] for at in drawn)]
 
 
 def agent_workload(runs: Sequence[AgentRun], *, cpu_share: float = CPU_SHARE) -> SimWorkload:
