@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from arl_gateway.compat.response_examples import RESPONSE_EXAMPLES as COMPATIBLE
-from arl_gateway.images.examples import NODE_IMAGE
+from arl_gateway.images.routes import NODE_IMAGE
 from arl_gateway.pools.examples import BACKLOG, POOL
 from arl_gateway.steps.examples import STEP_REPORT
 

@@ -1,8 +1,8 @@
 """The site and the workloads of the paper (arXiv 2603.13019), as far as they are published.
 
-Published: 15 CPU nodes with 256 cores, 5 GPU nodes with 8 devices, the batch sizes, an environment in use for 47 % of
-its trajectory, a mean execution of 0.98 s for coding and 0.62 s for teachers, and 9 teachers. Everything else is an
-assumption: the number of turns, the work of a test suite, the spread of thinking and run times, the size of weights.
+The paper publishes 15 CPU nodes with 256 cores, 5 GPU nodes with 8 devices, the batch sizes and 9 teachers. It also
+publishes three means: an environment is in use for 47 % of its trajectory, a coding action executes for 0.98 s, and a
+teacher for 0.62 s. All else is assumed, such as the number of turns, the work of a test suite and the size of weights.
 """
 
 import math

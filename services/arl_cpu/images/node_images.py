@@ -49,7 +49,9 @@ class NodeImages:
         """Return whether this node pulls images, and enable it if so."""
         templates = next((each for each in others if each.name == "templates"), None)
         reason = ""
-        if self._store is None or templates is None or templates.level == "absent":
+        if self._store is None:
+            reason = "TANGRAM_TEMPLATES_DIR is not set"
+        elif templates is None or templates.level == "absent":
             reason = templates.reason if templates is not None else "the driver runs no environments from templates"
         elif self._settings.images_mib == 0:
             reason = "TANGRAM_IMAGES_MIB is 0"

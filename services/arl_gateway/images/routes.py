@@ -1,6 +1,6 @@
 """Routes of images. A route parses, calls and returns."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
@@ -12,7 +12,18 @@ from arl_kit.optional_nulls import OptionalNullRoute
 from arl_wire.admin.images import ImageListResponse, ImageRequestsResponse, PullImagesRequest, RemoveImagesRequest
 from arl_wire.errors import Conflict
 
-__all__ = ["router"]
+__all__ = ["NODE_IMAGE", "router"]
+
+NODE_IMAGE: dict[str, Any] = {
+    "name": "docker.io/library/python:3.12",
+    "node": "vm",
+    "state": "pulling",
+    "digest": "sha256:5c1f3a7d2c8e4b9f0a6d1e2c3b4a5968778695a4b3c2d1e0f1a2b3c4d5e6f708",
+    "bytes": 371195904,
+    "bytes_done": 104857600,
+    "changed_at": "2026-03-02T09:00:00Z",
+}
+"""Example of the OpenAPI document."""
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], route_class=OptionalNullRoute)
 

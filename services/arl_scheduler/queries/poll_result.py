@@ -50,10 +50,8 @@ __all__ = [
 
 SHAPE_OF_KIND = {"gpu": ResourceShape.QUOTA, "api": ResourceShape.QUOTA}
 """Shape of the resources of a node, by kind of node; all other kinds are divisible."""
-
 MAX_PARALLELISM_OPTIONS = 33
 """Maximum number of amounts of an elastic resource to consider, from its minimum to its maximum."""
-
 RATE_BOUNDS_PER_S, BURST_BOUNDS = (1e-6, 1e6), (1, 1_000_000)
 """Bounds of accepted rates: tokens per second, and burst tokens after a pause."""
 
