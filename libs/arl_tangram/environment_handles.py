@@ -8,11 +8,12 @@ from typing import Any, Protocol, Self, Unpack
 from uuid import UUID
 
 from arl_tangram.operations import expect_ok, fetched_files
-from arl_tangram.options import ExecOptions, environment_files_action
+from arl_tangram.options import ExecOptions, ForkOptions, environment_files_action
 from arl_tangram.sessions import AsyncEnvironmentSession, EnvironmentSession
 from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.environments.environment import EnvironmentInfo, SnapshotInfo
 from arl_wire.environments.files import FileEntry, UploadArchiveResponse
+from arl_wire.environments.forks import ForkEnvironmentResponse
 from arl_wire.errors import Conflict, NotFound, TangramError, TooLarge
 
 __all__ = ["AsyncEnvironment", "AsyncEnvironmentFiles", "Environment", "EnvironmentFiles", "PendingEnvironment"]
@@ -36,6 +37,7 @@ class EnvironmentClient(Protocol):
     def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse: ...
     def download_directory(self, id: UUID, target: Path | str, path: str = "") -> None: ...
     def snapshot(self, id: UUID) -> SnapshotInfo: ...
+    def fork_environment(self, id: UUID, count: int, **options: Unpack[ForkOptions]) -> ForkEnvironmentResponse: ...
 
 
 class AsyncEnvironmentClient(Protocol):
@@ -56,6 +58,9 @@ class AsyncEnvironmentClient(Protocol):
     async def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse: ...
     async def download_directory(self, id: UUID, target: Path | str, path: str = "") -> None: ...
     async def snapshot(self, id: UUID) -> SnapshotInfo: ...
+    async def fork_environment(
+        self, id: UUID, count: int, **options: Unpack[ForkOptions]
+    ) -> ForkEnvironmentResponse: ...
 
 
 class EnvironmentFiles:
@@ -144,6 +149,11 @@ class Environment:
         """Save all files. `Tangram.environment(snapshot=…)` starts another environment from them."""
         return self._client.snapshot(self.id)
 
+    def fork(self, count: int, **options: Unpack[ForkOptions]) -> "list[Environment]":
+        """Create `count` environments with the same files: all of them, or none. Processes are not copied."""
+        forks = self._client.fork_environment(self.id, count, **options)
+        return [Environment(self._client, each) for each in forks.items]
+
     def end(self) -> None:
         """End the environment and delete its content. Queued actions of it are cancelled."""
         self._client.end_environment(self.id)
@@ -231,6 +241,11 @@ class AsyncEnvironment:
     async def snapshot(self) -> SnapshotInfo:
         """Save all files. `AsyncTangram.environment(snapshot=…)` starts another environment from them."""
         return await self._client.snapshot(self.id)
+
+    async def fork(self, count: int, **options: Unpack[ForkOptions]) -> "list[AsyncEnvironment]":
+        """Create `count` environments with the same files: all of them, or none. Processes are not copied."""
+        forks = await self._client.fork_environment(self.id, count, **options)
+        return [AsyncEnvironment(self._client, each) for each in forks.items]
 
     async def end(self) -> None:
         """End the environment and delete its content. Queued actions of it are cancelled."""

@@ -10,16 +10,19 @@ from pydantic import BaseModel, ValidationError
 
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
+from arl_wire.environments.forks import ForkEnvironmentRequest
 from arl_wire.errors import FieldError, ValidationFailed
 
 __all__ = [
     "EnvironmentOptions",
     "ExecOptions",
+    "ForkOptions",
     "check_option_names",
     "environment_files_action",
     "environment_request",
     "exec_action",
     "file_action",
+    "fork_request",
     "invalid_field",
     "to_validation_failed",
     "validate_request",
@@ -113,6 +116,16 @@ class EnvironmentOptions(TypedDict, total=False):
     labels: Mapping[str, str]
 
 
+class ForkOptions(TypedDict, total=False):
+    """The optional fields of `ForkEnvironmentRequest`."""
+
+    trajectories: Sequence[str]
+    """Names, one for each fork; generated if absent."""
+    idle_ttl_s: int
+    """Seconds without use after which a fork ends; as in the source if absent."""
+    labels: Mapping[str, str]
+
+
 _DEMAND_FIELDS = ("memory_mib", "disk_mib", "pids", "resources")
 _TOP_LEVEL_FIELDS = (
     "task", "trajectory", "profile", "step", "prompt", "group", "expected_turns", "progress",
@@ -187,6 +200,15 @@ def environment_request(options: EnvironmentOptions) -> CreateEnvironmentRequest
     if "files" in body:
         body["files"] = _encode_files(body["files"])
     return validate_request(CreateEnvironmentRequest, body)
+
+
+def fork_request(count: int, options: ForkOptions) -> ForkEnvironmentRequest:
+    """Build the request for `count` forks. Raises `ValidationFailed` naming the field."""
+    check_option_names(options, ForkOptions.__annotations__)
+    body: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if "trajectories" in body:
+        body["trajectories"] = _to_list("trajectories", body["trajectories"])
+    return validate_request(ForkEnvironmentRequest, {"count": count, **body})
 
 
 def _validate_action(body: dict[str, Any]) -> SubmitActionRequest:

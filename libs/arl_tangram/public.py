@@ -12,7 +12,7 @@ from arl_tangram.environment_handles import (
     PendingEnvironment,
 )
 from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
-from arl_tangram.options import EnvironmentOptions, ExecOptions, exec_action
+from arl_tangram.options import EnvironmentOptions, ExecOptions, ForkOptions, exec_action
 from arl_tangram.resources.endpoints import CallOptions, call_action, response_of
 from arl_tangram.resources.output_streams import OutputData, OutputEvent
 from arl_tangram.resources.queues import CapacityOptions
@@ -32,6 +32,7 @@ from arl_wire.admin.queues import Project, Queue, QueueQuota
 from arl_wire.calls import CallResponse, Endpoint
 from arl_wire.environments.environment import EnvironmentInfo, EnvironmentState, SnapshotInfo
 from arl_wire.environments.files import FileEntry, UploadArchiveResponse
+from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentResponse
 from arl_wire.environments.images import ImagePullProgress
 from arl_wire.errors import (
     BadRequest,
@@ -107,6 +108,9 @@ __all__ = [
     "FieldError",
     "FileEntry",
     "Forbidden",
+    "ForkEnvironmentRequest",
+    "ForkEnvironmentResponse",
+    "ForkOptions",
     "GangRefused",
     "GatewayTimeout",
     "IdempotencyKeyReused",

@@ -19,6 +19,7 @@ from arl_gateway.docs_site import serve_docs
 from arl_gateway.endpoints.routes import router as endpoint_router
 from arl_gateway.environments.archive_routes import ARCHIVE_PATH
 from arl_gateway.environments.archive_routes import router as archive_router
+from arl_gateway.environments.fork_routes import router as fork_router
 from arl_gateway.environments.routes import router as environment_router
 from arl_gateway.environments.snapshot_routes import router as snapshot_router
 from arl_gateway.http.dependencies import require_root_read
@@ -50,6 +51,7 @@ ROUTERS = (
     environment_router,
     archive_router,
     snapshot_router,
+    fork_router,
     reward_router,
     endpoint_router,
     *COMPATIBLE,

@@ -21,6 +21,7 @@ from arl_gateway.blocking.command_runner import CommandRunner
 from arl_gateway.endpoints.service import EndpointService
 from arl_gateway.endpoints.upstream_proxy import UpstreamProxy
 from arl_gateway.environments.archives import ArchiveService
+from arl_gateway.environments.forks import ForkService
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.auth import KeyAuthenticator
@@ -62,6 +63,7 @@ class GatewayDeps:
     environments: EnvironmentService
     archives: ArchiveService
     snapshots: SnapshotService
+    forks: ForkService
     reward_services: RewardServiceAdmin
     service_directory: ServiceDirectory
     scores: ScoreCoalescer
@@ -130,6 +132,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     actions = ActionService(store, peers, waiters, admission_url=admission_url, failpoints=failpoints)
     environments = EnvironmentService(store, actions, cell=settings.cell)
     archives = ArchiveService(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
+    snapshots = SnapshotService(store, archives, peers, admission_url=admission_url)
     stream_limiter = StreamLimiter(settings.max_log_streams, project_limit=settings.max_log_streams_per_project)
     authenticator = KeyAuthenticator(store, cache_s=settings.key_cache_s)
     return GatewayDeps(
@@ -145,7 +148,8 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         explanations=ExplanationService(store, actions, peers, scheduler_url=settings.scheduler_url),
         environments=environments,
         archives=archives,
-        snapshots=SnapshotService(store, archives, peers, admission_url=admission_url),
+        snapshots=snapshots,
+        forks=ForkService(store, actions, environments, archives, snapshots, cell=settings.cell),
         reward_services=RewardServiceAdmin(store, peers, admission_url=admission_url),
         service_directory=ServiceDirectory(store),
         scores=ScoreCoalescer(

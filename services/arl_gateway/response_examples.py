@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from arl_gateway.compat.response_examples import RESPONSE_EXAMPLES as COMPATIBLE
+from arl_gateway.environments.examples import ENVIRONMENT, FORKS, SNAPSHOT
 from arl_gateway.images.routes import NODE_IMAGE
 from arl_gateway.pools.examples import BACKLOG, POOL
 from arl_gateway.steps.examples import STEP_REPORT
@@ -12,8 +13,6 @@ __all__ = ["RESPONSE_EXAMPLES"]
 
 ACTION_ID = "01920000-0000-7000-8000-000000000001"
 OTHER_ACTION_ID = "01920000-0000-7000-8000-000000000002"
-ENVIRONMENT_ID = "01920000-0000-7000-8000-000000000003"
-SNAPSHOT_ID = "01920000-0000-7000-8000-000000000004"
 SCORE_ACTION_ID = "01920000-0000-7000-8000-000000000005"
 NODE_EPOCH = "01920000-0000-7000-8000-000000000006"
 
@@ -72,34 +71,6 @@ CANCELLED_ACTION: dict[str, Any] = {
     "cancel_requested": True,
     "settled_at": "2026-03-02T09:00:03Z",
     "times": {"queue_s": 3.0, "act_s": 3.0},
-}
-ENVIRONMENT: dict[str, Any] = {
-    "id": ENVIRONMENT_ID,
-    "task": "ai-coding",
-    "trajectory": "s12-p3-r5",
-    "state": "live",
-    "node": "node-1",
-    "template": "host",
-    "memory_mib": 512,
-    "disk_mib": 256,
-    "pids": 256,
-    "idle_ttl_s": 3600,
-    "created_at": "2026-03-02T09:00:00Z",
-    "last_used_at": "2026-03-02T09:00:00Z",
-}
-SNAPSHOT: dict[str, Any] = {
-    "id": SNAPSHOT_ID,
-    "task": "ai-coding",
-    "trajectory": "s12-p3-r5",
-    "environment": ENVIRONMENT_ID,
-    "node": "node-1",
-    "template": "host",
-    "memory_mib": 512,
-    "disk_mib": 256,
-    "pids": 256,
-    "members": 12,
-    "bytes": 48210,
-    "created_at": "2026-03-02T09:05:00Z",
 }
 REWARD_SERVICE: dict[str, Any] = {
     "name": "helpfulness",
@@ -333,6 +304,7 @@ RESPONSE_EXAMPLES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("create_environment", "202"): _example(
         "The action that creates the environment", {**QUEUED_ACTION, "kind": "environment.create"}
     ),
+    ("fork_environment", "201"): _example("A fork of an environment with two running processes", FORKS),
     ("get_environment", "200"): _example("A live environment", ENVIRONMENT),
     ("list_environments", "200"): _example("A page with one environment", {"items": [ENVIRONMENT]}),
     ("read_file", "200"): _example("A text file", "print(42)\n"),

@@ -5,7 +5,7 @@ A new route with a path parameter fails here until `RESOURCES` says whose resour
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -98,6 +98,10 @@ async def an_environment(owner: httpx.AsyncClient, _system: System) -> Resource:
     return Resource({"id": made.json()["id"], "path": "file"}, {})
 
 
+async def a_fork_source(owner: httpx.AsyncClient, system: System) -> Resource:
+    return replace(await an_environment(owner, system), body={"count": 1})
+
+
 async def a_snapshot(owner: httpx.AsyncClient, system: System) -> Resource:
     """Insert a snapshot row directly, because a simulated node stores no snapshots."""
     made = await an_environment(owner, system)
@@ -139,6 +143,7 @@ RESOURCES: dict[str, Make] = {
     "/v1/actions/{id}/input": a_reading_action,
     "/v1/trajectories/{trajectory}": a_trajectory,
     "/v1/environments/{id}": an_environment,
+    "/v1/environments/{id}:fork": a_fork_source,
     "/v1/snapshots/{id}": a_snapshot,
     "/v1/tasks/{task}/steps/{step}": a_step,
     "/v1/admin/keys/{id}": a_key,
@@ -220,7 +225,7 @@ async def test_resource_of_another_project_is_not_found(
         if found.status_code >= 300:
             await found.aread()
             # A simulated environment has no files, and says that and not that it is unknown.
-            assert path.startswith("/v1/environments/{id}/"), found.text
+            assert path.startswith(("/v1/environments/{id}/", "/v1/environments/{id}:fork")), found.text
             assert any(said in found.text for said in ("does not exist in environment", "has no files")), found.text
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -313,6 +314,20 @@ class TestSdk:
         assert all(str(each.id) in listed for each in (first, second))
         machine.cli("environments", "end", str(first.id), str(second.id))
         assert machine.cli("environments", "list", "--task", "kept").stdout == ""
+
+    def test_environments_fork_prints_ids_and_reports_uncopied_processes(self, machine: Machine) -> None:
+        with machine.client() as tangram, tangram.environment(task="forks", memory_mib=64, disk_mib=8) as source:
+            source.run(argv=["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $! > pid"])
+            done = machine.cli("environments", "fork", str(source.id), "--count", "2", "--idle-ttl-s", "60")
+            forks = [tangram.get_environment(UUID(id)) for id in done.stdout.split()]
+            assert [each.info.idle_ttl_s for each in forks] == [60, 60]
+            assert forks[1].files.read("pid") == source.files.read("pid")
+            assert "running processes of the source were not copied: 1" in done.stderr
+            shown = json.loads(machine.cli("environments", "fork", str(source.id), "-o", "json").stdout)
+            assert (len(shown["items"]), shown["processes_copied"], shown["leftover_processes"]) == (1, False, 1)
+            for each in (*forks, *source.fork(1)):
+                each.end()
+            tangram.end_environment(UUID(shown["items"][0]["id"]))
 
     def test_cancelled_action_settles_as_cancelled(self, machine: Machine) -> None:
         with machine.client() as tangram:

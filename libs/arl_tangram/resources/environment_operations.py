@@ -19,8 +19,19 @@ from arl_wire.environments.environment import (
     EnvironmentListResponse,
     EnvironmentState,
 )
+from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentResponse
 
-__all__ = ["create_environment", "discard_environment", "end_environment", "get_environment", "list_environments"]
+__all__ = [
+    "create_environment",
+    "discard_environment",
+    "end_environment",
+    "fork_environment",
+    "get_environment",
+    "list_environments",
+]
+
+FORK_SAVE_S = 600.0
+"""Seconds for saving the files of a source, including its wait for earlier actions."""
 
 DISCARD_WAIT_S = 2.0
 """Seconds that the creation of an environment gets to end before it is cancelled."""
@@ -76,3 +87,18 @@ def list_environments(query: Mapping[str, str | int], *, retry_timeout_s: float)
 
 def end_environment(id: UUID, *, retry_timeout_s: float) -> Operation[None]:
     yield from call_with_retry(SdkRequest(method="DELETE", path=f"/v1/environments/{id}"), retry_timeout_s)
+
+
+def fork_environment(
+    id: UUID, request: ForkEnvironmentRequest, *, wait_s: float, retry_timeout_s: float, key: str
+) -> Operation[ForkEnvironmentResponse]:
+    """Fork an environment and wait for all forks. All attempts use one idempotency key."""
+    call = SdkRequest(
+        method="POST",
+        path=f"/v1/environments/{id}:fork",
+        query={"wait": wait_s},
+        body=request,
+        headers={"idempotency-key": key},
+        timeout_s=FORK_SAVE_S + wait_s + RESPONSE_MARGIN_S,
+    )
+    return ForkEnvironmentResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))

@@ -1,4 +1,4 @@
-"""Files and snapshots of persistent environments, for both clients. Archives are packed and unpacked here."""
+"""Files, snapshots and forks of persistent environments, for both clients. Archives are packed and unpacked here."""
 
 import tarfile
 import tempfile
@@ -6,18 +6,23 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
-from uuid import UUID
+from typing import Any, TypeVar, Unpack
+from uuid import UUID, uuid4
 
 from arl_tangram.operations import Operation, SdkRequest, call_with_retry, list_all_pages
+from arl_tangram.options import ForkOptions, fork_request
+from arl_tangram.resources.environment_operations import fork_environment
 from arl_wire.environments.environment import SnapshotInfo, SnapshotListResponse
 from arl_wire.environments.files import FileEntry, FileListResponse, UploadArchiveResponse
+from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentResponse
 
 __all__ = ["AsyncFileMethods", "FileMethods"]
 
 Value = TypeVar("Value")
 TRANSFER_TIMEOUT_S = 900.0
 """Seconds for a transfer, including its wait for earlier actions of the environment."""
+FORK_TIMEOUT_S = 300.0
+"""Seconds in which all forks must exist after the files of their source were saved."""
 
 
 class FileMethods:
@@ -63,6 +68,16 @@ class FileMethods:
         """Delete a snapshot. Environments that started from it continue."""
         self._run(_delete_snapshot(id, self._retry_timeout_s))
 
+    def fork_environment(
+        self, id: UUID, count: int, *, wait_timeout_s: float = FORK_TIMEOUT_S, **options: Unpack[ForkOptions]
+    ) -> ForkEnvironmentResponse:
+        """Create `count` environments with the files of this one. Processes and memory are not copied.
+
+        Either all forks exist afterwards, or none. Raises `Unavailable` if not all exist within `wait_timeout_s`
+        seconds after the files were saved (at most 600).
+        """
+        return self._run(_fork(id, fork_request(count, options), wait_timeout_s, self._retry_timeout_s))
+
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Value: ...
 
@@ -106,6 +121,16 @@ class AsyncFileMethods:
     async def delete_snapshot(self, id: UUID) -> None:
         """Delete a snapshot. Environments that started from it continue."""
         await self._run(_delete_snapshot(id, self._retry_timeout_s))
+
+    async def fork_environment(
+        self, id: UUID, count: int, *, wait_timeout_s: float = FORK_TIMEOUT_S, **options: Unpack[ForkOptions]
+    ) -> ForkEnvironmentResponse:
+        """Create `count` environments with the files of this one. Processes and memory are not copied.
+
+        Either all forks exist afterwards, or none. Raises `Unavailable` if not all exist within `wait_timeout_s`
+        seconds after the files were saved (at most 600).
+        """
+        return await self._run(_fork(id, fork_request(count, options), wait_timeout_s, self._retry_timeout_s))
 
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Awaitable[Value]: ...
@@ -151,6 +176,12 @@ def _list_snapshots(task: str | None, retry_timeout_s: float) -> Operation[list[
 
 def _delete_snapshot(id: UUID, retry_timeout_s: float) -> Operation[None]:
     yield from call_with_retry(SdkRequest(method="DELETE", path=f"/v1/snapshots/{id}"), retry_timeout_s)
+
+
+def _fork(
+    id: UUID, request: ForkEnvironmentRequest, wait_s: float, retry_timeout_s: float
+) -> Operation[ForkEnvironmentResponse]:
+    return fork_environment(id, request, wait_s=wait_s, retry_timeout_s=retry_timeout_s, key=uuid4().hex)
 
 
 def _path_query(path: str) -> dict[str, Any]:

@@ -67,6 +67,7 @@ _RULES: tuple[tuple[str, str, RouteKind], ...] = (
     ("POST", "/v1/actions:wait", RouteKind.WAIT),
     ("GET", "/v1/(?P<list>actions|environments|snapshots)", RouteKind.PAGE),
     ("POST", "/v1/environments", RouteKind.ENVIRONMENT),
+    ("POST", "/v1/(?P<list>environments)/(?P<id>[^/:]+):fork", RouteKind.BY_ID),
     ("*", "/v1/(?P<list>actions|environments|snapshots)/(?P<id>[^/]+)(?:/.*)?", RouteKind.BY_ID),
     ("POST", "/v1/scores", RouteKind.SCORE),
     ("DELETE", "/v1/trajectories/(?P<trajectory>.+)", RouteKind.END_TRAJECTORY),

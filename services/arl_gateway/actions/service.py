@@ -31,7 +31,7 @@ from arl_wire.internal.admission import (
     SubmissionMetadata,
 )
 
-__all__ = ["ActionService", "AdmittedAction", "RequestTrace", "matches_etag"]
+__all__ = ["ActionService", "AdmittedAction", "RequestTrace", "check_idempotency_key", "matches_etag"]
 
 MAX_KEY_LENGTH = 255
 MAX_TRACESTATE_LENGTH = 512
@@ -99,7 +99,7 @@ class ActionService:
         source_snapshot: SnapshotSource | None = None,
     ) -> Action:
         """Submit an action durably. Return it at once, or after it settles or `wait_s` have passed."""
-        item = _admission_item(action, caller, _check_key(key), trace, source_snapshot=source_snapshot)
+        item = _admission_item(action, caller, check_idempotency_key(key), trace, source_snapshot=source_snapshot)
         return await self.wait_outcome(await self._submit_item(item), caller, wait_s=wait_s)
 
     async def admit(
@@ -110,10 +110,12 @@ class ActionService:
         trace: RequestTrace,
         item_origins: Sequence[CoalescedCall] = (),
         key: str | None = None,
+        source_snapshot: SnapshotSource | None = None,
     ) -> AdmittedAction:
         """Submit an action durably. `item_origins` names the call of each item."""
+        checked = check_idempotency_key(key)
         return await self._submit_item(
-            _admission_item(action, caller, _check_key(key), trace, item_origins=item_origins)
+            _admission_item(action, caller, checked, trace, source_snapshot=source_snapshot, item_origins=item_origins)
         )
 
     async def wait_outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
@@ -143,7 +145,7 @@ class ActionService:
 
         Items that failed validation stay refused. A `gang` is submitted to admission in a separate request.
         """
-        checked = _check_key(key)
+        checked = check_idempotency_key(key)
         if gang and not any(isinstance(action, TangramError) for action in actions):
             return await self._submit_gang(actions, caller, key=checked, trace=trace)
         answers: dict[int, AdmittedAction | BaseException] = {}
@@ -353,7 +355,8 @@ def _admission_item(
     return submission.to_item_json(body)
 
 
-def _check_key(key: str | None) -> str | None:
+def check_idempotency_key(key: str | None) -> str | None:
+    """Return the key. Raises `BadRequest` for a key that is empty, too long or not printable."""
     if key is None:
         return None
     if not key or len(key) > MAX_KEY_LENGTH - 5 or not key.isprintable():

@@ -14,11 +14,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 from uuid import UUID
 
-from arl_gateway.actions.service import ActionService, RequestTrace
+from arl_gateway.actions.service import ActionService, AdmittedAction, RequestTrace
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
 from arl_kit.service_tokens import node_audience
+from arl_store.tx import Row
 from arl_wire.actions.action import Action, DemandSpec, EnvironmentSelector, SubmitActionRequest
 from arl_wire.environments.files import FileEntry, FileListResponse, UploadArchiveResponse
 from arl_wire.errors import BadRequest, Conflict, FieldError, TangramError, TooLarge
@@ -95,26 +96,52 @@ class ArchiveService:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Submit a transfer and return the node's response as a stream. Raises `Conflict` if the transfer fails."""
         row = await self._environments.require_live(id, caller)
+        submitted = await self.submit_transfer(row, caller, trace)
+        async with self.open_transfer(row, submitted.id, caller, operation, body) as content:
+            yield content
+
+    async def submit_transfer(
+        self,
+        row: Row,
+        caller: Caller,
+        trace: RequestTrace,
+        *,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> AdmittedAction:
+        """Submit the action of a transfer in the environment of `row`. `open_transfer` must follow if it is new."""
         action = SubmitActionRequest(
             kind="environment.transfer",
             task=row.task,
             trajectory=row.trajectory,
-            environment=EnvironmentSelector(id=id, scope="trajectory"),
+            environment=EnvironmentSelector(id=row.id, scope="trajectory"),
             demand=DemandSpec(memory_mib=row.memory_mib, disk_mib=row.disk_mib, pids=row.pids),
+            labels=dict(labels or {}),
         )
-        submitted = await self._actions.submit(action, caller, key=None, trace=trace)
+        return await self._actions.admit(action, caller, trace=trace, key=key)
+
+    @asynccontextmanager
+    async def open_transfer(
+        self,
+        row: Row,
+        action: UUID,
+        caller: Caller,
+        operation: Mapping[str, Any],
+        body: AsyncIterator[bytes] | None = None,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Send the operation of a submitted transfer and return the node's response as a stream."""
         about = {"tangram-transfer": json.dumps({**operation, "limit_s": self._timeout_s})}
-        url = f"{row.node_url}/internal/transfers/{submitted.id}"
+        url = f"{row.node_url}/internal/transfers/{action}"
         try:
             async with AsyncExitStack() as held:
                 stream = self._peers.stream(url, about, body, audience=node_audience(row.node, row.node_credential_id))
                 opening = asyncio.create_task(held.enter_async_context(stream))
-                await self._wait_until_open(opening, submitted.id, caller)
+                await self._wait_until_open(opening, action, caller)
                 yield await opening
         except BaseException:
             # If the transfer has not started, cancel it. If it has, its closed connection ends it.
             with suppress(TangramError):
-                await asyncio.shield(self._actions.cancel(submitted.id, caller))
+                await asyncio.shield(self._actions.cancel(action, caller))
             raise
 
     async def _wait_until_open(self, opening: "asyncio.Task[Any]", action: UUID, caller: Caller) -> None:

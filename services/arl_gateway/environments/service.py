@@ -36,7 +36,7 @@ from arl_wire.errors import (
 )
 from arl_wire.internal.admission import SnapshotSource
 
-__all__ = ["EnvironmentService"]
+__all__ = ["EnvironmentService", "creation_error", "environment_from_row", "not_live_error", "trajectory_name"]
 
 FILES_WAIT_S = 55.0
 EXISTS_REASON = "environment_exists"
@@ -63,7 +63,7 @@ class EnvironmentService:
         Raises `Conflict` for a name in use.
         """
         body, begins_with = await self._apply_snapshot(body, caller)
-        trajectory = body.trajectory or _trajectory_name(key, self._cell)
+        trajectory = body.trajectory or trajectory_name(key, self._cell)
         action = SubmitActionRequest(
             kind="environment.create",
             task=body.task,
@@ -84,11 +84,11 @@ class EnvironmentService:
         if made.settled_at is None:
             return made
         if made.outcome is not ActionOutcome.OK:
-            await self._discard_environment(made, caller)
-            raise _creation_error(made)
+            await self.discard_environment(made, caller)
+            raise creation_error(made)
         if made.environment is None:
             raise NotFound(f"action {made.id} has not recorded its environment")
-        return _environment_from_row(await self._fetch_row(made.environment, caller))
+        return environment_from_row(await self._fetch_row(made.environment, caller))
 
     async def _apply_snapshot(
         self, body: CreateEnvironmentRequest, caller: Caller
@@ -110,15 +110,15 @@ class EnvironmentService:
         given = {name: row[name] for name in (*SIZE_FIELDS, "template") if name not in body.model_fields_set}
         return body.model_copy(update=given), SnapshotSource(snapshot=row.id, node=row.node_id)
 
-    async def _discard_environment(self, creation: Action, caller: Caller) -> None:
-        """Delete an environment that this action created incompletely. Its name may belong to another one by now."""
+    async def discard_environment(self, creation: Action, caller: Caller) -> None:
+        """Delete the environment that this action created, if any. Its name may belong to another one by now."""
         if creation.environment is not None and creation.reason not in (EXISTS_REASON, "environment_lost"):
             with suppress(NotFound):
                 await self.end(creation.environment, caller)
 
     async def get(self, id: UUID, caller: Caller) -> EnvironmentInfo:
         """Return an environment of the caller's project. Raises `NotFound`."""
-        return _environment_from_row(await self._fetch_row(id, caller))
+        return environment_from_row(await self._fetch_row(id, caller))
 
     async def find_by_trajectory(self, task: str, trajectory: str, caller: Caller) -> EnvironmentInfo | None:
         """Return the trajectory's environment, alive or not; None if the next action creates one."""
@@ -132,7 +132,7 @@ class EnvironmentService:
                 before=None,
                 limit=1,
             )
-        return _environment_from_row(rows[0]) if rows and not rows[0].deleted else None
+        return environment_from_row(rows[0]) if rows and not rows[0].deleted else None
 
     async def list(
         self,
@@ -156,7 +156,7 @@ class EnvironmentService:
                 before=before,
                 limit=limit + 1,
             )
-        items = [_environment_from_row(row) for row in rows[:limit]]
+        items = [environment_from_row(row) for row in rows[:limit]]
         return EnvironmentListResponse(items=items, next_cursor=items[-1].cursor if len(rows) > limit else None)
 
     async def end(self, id: UUID, caller: Caller) -> None:
@@ -224,7 +224,7 @@ class EnvironmentService:
         """Return the row of a live environment. Raises NotFound, or Conflict if it is not alive."""
         row = await self._fetch_row(id, caller)
         if row.state != EnvironmentState.LIVE:
-            raise _not_live_error(row)
+            raise not_live_error(row)
         return row
 
     async def _fetch_row(self, id: UUID, caller: Caller) -> Row:
@@ -247,7 +247,7 @@ def _resolve_reference(action: SubmissionOrError, rows: Mapping[UUID, Row], *, m
             message = f"environment {row.id} belongs to {field} {its!r}"
             return Conflict(message, errors=[FieldError(field=field, message=message)])
     if must_live and row.state != EnvironmentState.LIVE:
-        return _not_live_error(row)
+        return not_live_error(row)
     sizes = {name: row[name] for name in SIZE_FIELDS if name not in action.demand.model_fields_set}
     return action.model_copy(
         update={
@@ -258,7 +258,8 @@ def _resolve_reference(action: SubmissionOrError, rows: Mapping[UUID, Row], *, m
     )
 
 
-def _not_live_error(row: Row) -> Conflict:
+def not_live_error(row: Row) -> Conflict:
+    """Return the error for an environment that is not alive."""
     message = f"is {row.state}" + (f" ({row.end_reason})" if row.end_reason else "")
     return Conflict(f"environment {row.id} {message}", errors=[FieldError(field="environment.id", message=message)])
 
@@ -268,7 +269,8 @@ def _map_field(error: FieldError) -> FieldError:
     return FieldError(field=error.field.rpartition(".")[2], message=error.message)
 
 
-def _creation_error(creation: Action) -> TangramError:
+def creation_error(creation: Action) -> TangramError:
+    """Return the error for an action that created no environment."""
     if creation.reason == EXISTS_REASON:
         message = f"trajectory {creation.trajectory!r} already has an environment; end it first"
     elif creation.reason == "environment_lost":
@@ -285,14 +287,15 @@ def _encode_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {path: b64encode(content) for path, content in files.items()}
 
 
-def _trajectory_name(key: str | None, cell: int) -> str:
+def trajectory_name(key: str | None, cell: int) -> str:
     """Return a name that ends with an id of the cell. It is equal for repeated requests with the same key."""
     if key is None:
         return f"{GENERATED_TRAJECTORY}{uuid7(cell)}"
     return f"{GENERATED_TRAJECTORY}{with_cell(UUID(bytes=blake2b(key.encode(), digest_size=16).digest()), cell).hex}"
 
 
-def _environment_from_row(row: Row) -> EnvironmentInfo:
+def environment_from_row(row: Row) -> EnvironmentInfo:
+    """Return an environment as clients see it."""
     return EnvironmentInfo(
         id=row.id,
         task=row.task,

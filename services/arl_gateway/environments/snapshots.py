@@ -1,6 +1,7 @@
 """Snapshots of persistent environments: created in order with the actions, listed and deleted."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +15,10 @@ from arl_wire.environments.environment import SnapshotInfo, SnapshotListResponse
 from arl_wire.errors import BadRequest, FieldError
 from arl_wire.internal.admission import DeleteSnapshotRequest
 
-__all__ = ["SnapshotService"]
+__all__ = ["TAKE_SNAPSHOT", "SnapshotService"]
+
+TAKE_SNAPSHOT: Mapping[str, Any] = {"op": "pack", "path": "", "whole": True, "max_bytes": 1 << 50}
+"""Operation of a transfer that stores all written files on the node. The snapshot has the id of the action."""
 
 
 class SnapshotService:
@@ -28,8 +32,7 @@ class SnapshotService:
 
     async def create(self, environment: UUID, caller: Caller, *, trace: RequestTrace) -> SnapshotInfo:
         """Create a snapshot and wait for it. A snapshot is either complete or absent."""
-        asked = {"op": "pack", "path": "", "whole": True, "max_bytes": 1 << 50}
-        async with self._archives.transfer(environment, caller, trace, asked) as content:
+        async with self._archives.transfer(environment, caller, trace, TAKE_SNAPSHOT) as content:
             said: dict[str, Any] = json.loads(b"".join([chunk async for chunk in content]))
         return await self.get(UUID(said["id"]), caller)
 

@@ -19,6 +19,7 @@ OPENAPI = json.loads((Path(__file__).parents[3] / "openapi" / "gateway.json").re
         ("POST", "/v1/actions:wait", "wait", {}),
         ("GET", "/v1/actions/x/logs", "by_id", {"list": "actions", "id": "x"}),
         ("DELETE", "/v1/actions/x", "by_id", {"list": "actions", "id": "x"}),
+        ("POST", "/v1/environments/x:fork", "by_id", {"list": "environments", "id": "x"}),
         ("PUT", "/v1/environments/x/files/a/b", "by_id", {"list": "environments", "id": "x"}),
         ("POST", "/v1/environments/x/swerex/run_in_session", "by_id", {"list": "environments", "id": "x"}),
         ("POST", "/t/a/v1/environments/x/swerex/execute", "by_id", {"task": "a", "list": "environments", "id": "x"}),

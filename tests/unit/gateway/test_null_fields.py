@@ -26,6 +26,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "ConversationMessage": {"role": "user", "content": "a"},
     "CpuRange": {"min": 1, "max": 2},
     "CreateEnvironmentRequest": {"task": "t", "trajectory": "a"},
+    "ForkEnvironmentRequest": {"count": 2, "trajectories": ["a", "b"]},
     "JudgeOptions": {"prompt": "{response}", "json_field": "a", "words": {"yes": 1}},
     "NoElasticity": {"model": "none"},
     "PromptMessage": {"role": "user", "content": "a"},

@@ -19,16 +19,18 @@ from arl_tangram.cli.output import (
     print_json,
     print_model,
     print_rows,
+    stderr,
     stdout,
 )
 from arl_tangram.cli.pairs import parse_pairs
-from arl_tangram.options import EnvironmentOptions
+from arl_tangram.options import EnvironmentOptions, ForkOptions
 from arl_wire.environments.environment import (
     EnvironmentInfo,
     EnvironmentListResponse,
     EnvironmentState,
 )
 from arl_wire.environments.files import FileListResponse
+from arl_wire.environments.forks import MAX_FORKS
 
 __all__ = ["register"]
 
@@ -190,6 +192,28 @@ def snapshot(directory: DirOption, id: EnvironmentArgument, output: FormatOption
         print_model(saved)
     else:
         sys.stdout.write(f"{saved.id}\n")
+
+
+@group.command()
+def fork(
+    directory: DirOption,
+    id: EnvironmentArgument,
+    count: Annotated[int, typer.Option(help="Number of new environments.", min=1, max=MAX_FORKS)] = 1,
+    idle_ttl_s: Annotated[
+        int | None, typer.Option(help="Seconds without use after which a fork ends.", show_default="as in the source")
+    ] = None,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Create environments with the files of another and print their ids. Processes are not copied."""
+    wanted: ForkOptions = {} if idle_ttl_s is None else {"idle_ttl_s": idle_ttl_s}
+    with connected_client(directory) as tangram:
+        forks = tangram.fork_environment(id, count, **wanted)
+    if output is OutputFormat.JSON:
+        print_model(forks)
+        return
+    sys.stdout.write("".join(f"{each.id}\n" for each in forks.items))
+    if forks.leftover_processes:
+        stderr.print(f"running processes of the source were not copied: {forks.leftover_processes}")
 
 
 @group.command()
