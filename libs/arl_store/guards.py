@@ -61,6 +61,7 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "select, update (used_at, claim_hash, used_from) on join_tokens",
         "select (kind, node_name, pool) on node_roles",
         "select, insert, update, delete on pools",
+        "select, insert, update, delete on e2b_sandboxes",
     ),
     ServiceRole.ADMISSION: (
         *(f"select on {table}" for table in _SERVICE_READS if table != "action_results"),

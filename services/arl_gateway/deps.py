@@ -18,6 +18,8 @@ from arl_gateway.admin.scheduler_reports import CapacityService, StragglerServic
 from arl_gateway.audit_log.service import AuditLogReader
 from arl_gateway.blocking.code_runs import CodeRunner
 from arl_gateway.blocking.command_runner import CommandRunner
+from arl_gateway.compat.e2b.channels import SandboxChannels
+from arl_gateway.compat.e2b.sandboxes import SandboxService
 from arl_gateway.endpoints.service import EndpointService
 from arl_gateway.endpoints.upstream_proxy import UpstreamProxy
 from arl_gateway.environments.archives import ArchiveService
@@ -64,6 +66,7 @@ class GatewayDeps:
     archives: ArchiveService
     snapshots: SnapshotService
     forks: ForkService
+    sandboxes: SandboxService
     reward_services: RewardServiceAdmin
     service_directory: ServiceDirectory
     scores: ScoreCoalescer
@@ -92,7 +95,9 @@ class GatewayDeps:
         for connection in (self.peers, self.nodes, self.listener):
             await connection.start()
         self.waiters.start()
+        self.sandboxes.expiry.start()
         yield
+        await self.sandboxes.stop()
         for service in (self.scores, self.code_runner, self.upstream_proxy, self.command_runner, self.actions):
             await service.drain()
         await self.waiters.stop()
@@ -135,6 +140,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     snapshots = SnapshotService(store, archives, peers, admission_url=admission_url)
     stream_limiter = StreamLimiter(settings.max_log_streams, project_limit=settings.max_log_streams_per_project)
     authenticator = KeyAuthenticator(store, cache_s=settings.key_cache_s)
+    log_streams = LogStreams(store, nodes, waiters, stream_limiter)
     return GatewayDeps(
         store=store,
         peers=peers,
@@ -150,6 +156,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         archives=archives,
         snapshots=snapshots,
         forks=ForkService(store, actions, environments, archives, snapshots, cell=settings.cell),
+        sandboxes=SandboxService(store, environments, actions, SandboxChannels(actions, log_streams)),
         reward_services=RewardServiceAdmin(store, peers, admission_url=admission_url),
         service_directory=ServiceDirectory(store),
         scores=ScoreCoalescer(
@@ -161,7 +168,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         code_runner=CodeRunner(actions),
         command_runner=CommandRunner(actions),
         stream_limiter=stream_limiter,
-        log_streams=LogStreams(store, nodes, waiters, stream_limiter),
+        log_streams=log_streams,
         key_admin=KeyAdmin(store, authenticator),
         queue_admin=QueueAdmin(store, peers, admission_url=admission_url),
         node_admin=NodeAdmin(store, peers, admission_url=admission_url),

@@ -24,6 +24,9 @@ TRACEPARENT_KEY = "tangram.traceparent"
 
 ErrorResponse = Callable[[TangramError, str], ASGIApp]
 
+FRAMED_JSON = b"application/connect+json"
+"""A stream of messages in binary frames; its reader limits each message."""
+
 
 class RequestEnvelope:
     """The outermost middleware of a service.
@@ -72,7 +75,8 @@ class RequestEnvelope:
             if announced.isdigit() and int(announced) > most:
                 await self._respond(self._too_large(_size_problem(most)), traceparent)(scope, receive, answer.send)
                 return
-            has_json = self._limit_json and b"json" in headers.get(b"content-type", b"").lower()
+            content_type = headers.get(b"content-type", b"").lower()
+            has_json = self._limit_json and b"json" in content_type and content_type != FRAMED_JSON
             body = _LimitedBody(receive, max_bytes=most, timeout_s=self._timeout_s, has_json=has_json)
             await self._app(scope, body.receive, answer.send)
         finally:

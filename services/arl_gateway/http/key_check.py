@@ -10,6 +10,7 @@ from contextlib import suppress
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from arl_gateway.compat.e2b.access import ENVD_PREFIX, PORTS_PREFIX, authenticate_sandbox
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.auth import Caller
 
@@ -21,6 +22,9 @@ DRAIN_TIMEOUT_S = 5.0
 MAX_LINGER_BYTES = 8 << 20
 LINGER_S = 1.0
 """Seconds between the response to a longer body and the close of its connection."""
+SANDBOX_PREFIXES = (f"{ENVD_PREFIX}/", f"{PORTS_PREFIX}/")
+E2B_KEY_PREFIX = "e2b_"
+"""Prefix that old clients of E2B demand of a key."""
 _RESULT = "tangram.caller"
 
 
@@ -38,7 +42,10 @@ class KeyCheck:
             await self._app(scope, receive, send)
             return
         try:
-            await authenticated_caller(Request(scope))
+            if scope["path"].startswith(SANDBOX_PREFIXES):
+                await authenticate_sandbox(Request(scope))
+            else:
+                await authenticated_caller(Request(scope))
         except Exception:  # noqa: BLE001 - the route raises it again, where the error handlers apply
             is_drained = await _drain(scope, receive)
             await self._app(scope, _no_body, send if is_drained else _closing(receive, send))
@@ -54,7 +61,8 @@ async def authenticated_caller(request: Request) -> Caller:
     if known is not None:
         return known
     headers = request.headers
-    said = headers.get("authorization") or (f"Bearer {headers['x-api-key']}" if "x-api-key" in headers else None)
+    key = headers.get("x-api-key")
+    said = headers.get("authorization") or (f"Bearer {_without_e2b_prefix(key)}" if key is not None else None)
     try:
         caller = await gateway_deps(request).authenticator.authenticate(said)
     except Exception as error:
@@ -62,6 +70,11 @@ async def authenticated_caller(request: Request) -> Caller:
         raise
     request.scope[_RESULT] = caller
     return caller
+
+
+def _without_e2b_prefix(key: str) -> str:
+    """Return our key for a key in the form of E2B's: `e2b_X` is the key `tk_X`."""
+    return key if not key.startswith(E2B_KEY_PREFIX) else "tk_" + key.removeprefix(E2B_KEY_PREFIX).removeprefix("tk_")
 
 
 def _has_body(scope: Scope) -> bool:

@@ -124,6 +124,10 @@ class LogStreams:
         steady = _end_on_temporary_error(self._stream_events(id, caller, events))
         return EventSubscription(with_heartbeats(steady, self._draining), self._draining, leave)
 
+    def follow(self, id: UUID, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """Return the events of an action's output for a protocol of the gateway itself, without a limit on streams."""
+        return self._stream_events(id, caller, OutputEvents())
+
     async def send_input(self, id: UUID, caller: Caller, body: SendInputRequest) -> SendInputResponse:
         """Send input to the running attempt. Input is not durable."""
         row = await self._fetch_row(id, caller)

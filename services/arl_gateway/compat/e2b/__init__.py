@@ -1,0 +1,1 @@
+"""E2B's protocol: its control plane, and the daemon envd, on persistent environments."""

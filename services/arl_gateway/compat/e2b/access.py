@@ -1,0 +1,118 @@
+"""Requests for the inside of a sandbox: their recognition, and their authentication by token or signature.
+
+They arrive at the same address as the API. A middleware gives them a path of their own, so that E2B's paths `/files`
+and `/health` do not collide with others.
+"""
+
+import re
+import time
+from hmac import compare_digest
+from uuid import UUID
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from arl_gateway.compat.e2b import sandbox_queries
+from arl_gateway.compat.e2b.errors import GuestCallError, SandboxAbsent
+from arl_gateway.compat.e2b.sandboxes import parse_sandbox_id
+from arl_gateway.deps import gateway_deps
+from arl_store.tx import Row
+from arl_wire.errors import NotFound
+
+__all__ = ["ENVD_PREFIX", "PORTS_PREFIX", "SandboxPaths", "authenticate_sandbox"]
+
+ENVD_PREFIX = "/e2b/envd"
+PORTS_PREFIX = "/e2b/ports"
+ENVD_PORT = "49983"
+HOST_NAME = re.compile(r"(\d+)-([a-z0-9]+)\.")
+RPC_PREFIXES = ("/process.Process/", "/filesystem.Filesystem/")
+_RESULT = "tangram.e2b_sandbox"
+
+
+class SandboxPaths:
+    """A middleware that adds a prefix to the paths of requests for the inside of a sandbox."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (prefix := _prefix(scope)) is not None:
+            path = prefix + scope["path"]
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        await self._app(scope, receive, send)
+
+
+def _prefix(scope: Scope) -> str | None:
+    headers, path = Headers(scope=scope), scope["path"]
+    host = HOST_NAME.match(headers.get("host", ""))
+    is_rpc = path.startswith(RPC_PREFIXES)
+    is_signed = path == "/files" and b"signature=" in scope["query_string"]
+    if not (host or is_rpc or is_signed or "e2b-sandbox-id" in headers or "x-access-token" in headers):
+        return None
+    port = headers.get("e2b-sandbox-port") or (host[1] if host else ENVD_PORT)
+    return ENVD_PREFIX if port == ENVD_PORT else f"{PORTS_PREFIX}/{port if port.isdigit() else 0}"
+
+
+async def authenticate_sandbox(request: Request) -> Row:
+    """Return the sandbox of a request, authenticated once. Raises SandboxAbsent, GuestCallError."""
+    known: Row | Exception | None = request.scope.get(_RESULT)
+    if isinstance(known, Exception):
+        raise known
+    if known is not None:
+        return known
+    try:
+        found = await _find_sandbox(request)
+    except Exception as error:
+        request.scope[_RESULT] = error
+        raise
+    request.scope[_RESULT] = found
+    return found
+
+
+async def _find_sandbox(request: Request) -> Row:
+    headers = request.headers
+    host = HOST_NAME.match(headers.get("host", ""))
+    sandbox_id = headers.get("e2b-sandbox-id") or (host[2] if host else None)
+    token = headers.get("x-access-token")
+    async with gateway_deps(request).store.read() as tx:
+        if request.url.path == f"{ENVD_PREFIX}/files" and "signature" in request.query_params and token is None:
+            _check_expiry(request)
+            row = await sandbox_queries.sandbox_by_signature(tx, **_signed_text(request))
+            if row is None or (sandbox_id is not None and row.id.hex != sandbox_id):
+                raise GuestCallError("unauthenticated", "the signature is wrong, or its sandbox has ended")
+        elif sandbox_id is not None:
+            row = await sandbox_queries.sandbox_by_id(tx, _environment_id(sandbox_id))
+        else:
+            row = await sandbox_queries.sandbox_by_token(tx, token or "")
+    if row is None or row.paused_at is not None:
+        raise SandboxAbsent(sandbox_id or "")
+    is_open = request.url.path == f"{ENVD_PREFIX}/health" or "signature" in request.query_params
+    if not is_open and not compare_digest((token or "").encode(), row.access_token.encode()):
+        raise GuestCallError("unauthenticated", "the request needs the sandbox's token in X-Access-Token")
+    return row
+
+
+def _environment_id(sandbox_id: str) -> UUID:
+    try:
+        return parse_sandbox_id(sandbox_id)
+    except NotFound:
+        raise SandboxAbsent(sandbox_id) from None
+
+
+def _signed_text(request: Request) -> dict[str, str]:
+    """Return the signature, and the signed text before and after the token."""
+    query = request.query_params
+    operation = "read" if request.method == "GET" else "write"
+    expiry = query.get("signature_expiration")
+    return {
+        "before": f"{query.get('path', '')}:{operation}:{query.get('username', '')}:",
+        "after": f":{expiry}" if expiry is not None else "",
+        "signature": query["signature"].removeprefix("v1_"),
+    }
+
+
+def _check_expiry(request: Request) -> None:
+    expiry = request.query_params.get("signature_expiration")
+    if expiry is not None and (not expiry.isdigit() or int(expiry) < time.time()):
+        raise GuestCallError("unauthenticated", "the signature has expired")

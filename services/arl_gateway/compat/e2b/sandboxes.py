@@ -1,0 +1,174 @@
+"""Sandboxes of E2B: persistent environments with an access token, metadata and a time at which they end."""
+
+import asyncio
+import json
+import secrets
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import resources
+from uuid import UUID
+
+from arl_gateway.actions.service import ActionService, RequestTrace
+from arl_gateway.compat.e2b import sandbox_queries
+from arl_gateway.compat.e2b.channels import SandboxChannels
+from arl_gateway.compat.e2b.expiry import SandboxExpiry
+from arl_gateway.environments.service import EnvironmentService
+from arl_gateway.http.auth import Caller
+from arl_store.tx import PostgresStore, Row
+from arl_wire.actions.action import HOST_TEMPLATE
+from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
+from arl_wire.errors import NotFound, TangramError, TemplateNotFound, Unavailable
+
+__all__ = ["SandboxService", "parse_sandbox_id"]
+
+TASK = "e2b"
+CREATE_WAIT_S = 50.0
+"""Seconds to wait for a new sandbox. The clients give up after 60 seconds."""
+MAX_IDLE_S = 30 * 86400
+"""Seconds without use after which an environment ends although its sandbox has not."""
+HOST_ALIASES = frozenset({"base", "code-interpreter-v1"})
+"""Templates of E2B that mean the host template unless a template has this name."""
+GUEST_PACKAGE = b"arl_gateway.compat.e2b.guest."
+"""Package of the guest's modules. In a sandbox they are top-level modules in one directory."""
+GUEST_FILES = ("daemon.py", "file_operations.py", "processes.py", "turn.py")
+
+
+class SandboxService:
+    """The operations on sandboxes."""
+
+    def __init__(
+        self,
+        store: PostgresStore,
+        environments: EnvironmentService,
+        actions: ActionService,
+        channels: SandboxChannels,
+    ) -> None:
+        self._store, self._environments, self._actions, self.channels = store, environments, actions, channels
+        self.expiry = SandboxExpiry(self._expiries, self._end_expired)
+        guest = resources.files("arl_gateway.compat.e2b.guest")
+        sources = {name: guest.joinpath(name).read_bytes().replace(GUEST_PACKAGE, b"") for name in GUEST_FILES}
+        self._guest = {f".e2b/{name}": b64encode(source) for name, source in sources.items()}
+
+    async def create(
+        self,
+        caller: Caller,
+        *,
+        template: str,
+        timeout_s: int,
+        metadata: Mapping[str, str],
+        variables: Mapping[str, str],
+        key: str | None,
+    ) -> Row:
+        """Create a sandbox and wait for it. A repeated `key` returns the same sandbox. Raises TangramError."""
+        try:
+            made = await self._create_environment(caller, template, key)
+        except TemplateNotFound:
+            if template not in HOST_ALIASES:
+                raise
+            made = await self._create_environment(caller, HOST_TEMPLATE, key)
+        values = {
+            "id": made.id,
+            "project_id": caller.project_id,
+            "key_id": caller.key_id,
+            "template": template,
+            "metadata": json.dumps(dict(metadata)),
+            "variables": json.dumps(dict(variables)),
+            "access_token": secrets.token_hex(20),
+            "timeout_s": timeout_s,
+        }
+        async with self._store.write() as tx:
+            await sandbox_queries.insert_sandbox(tx, values)
+        self.expiry.schedule(made.id, timeout_s)
+        return await self.get(made.id.hex, caller)
+
+    async def _create_environment(self, caller: Caller, template: str, key: str | None) -> EnvironmentInfo:
+        body = CreateEnvironmentRequest(
+            task=TASK,
+            template=template,
+            idle_ttl_s=MAX_IDLE_S,
+            files=self._guest,
+            labels={"e2b.template": template},
+        )
+        made = await self._environments.create(
+            body, caller, key=key and f"e2b:{template}:{key}", trace=RequestTrace(), wait_s=CREATE_WAIT_S
+        )
+        if isinstance(made, EnvironmentInfo):
+            return made
+        with suppress(TangramError):
+            await self._actions.cancel(made.id, caller)
+        raise Unavailable(f"no node could create the sandbox within {CREATE_WAIT_S:.0f} s; try again", retry_after_s=5)
+
+    async def get(self, sandbox_id: str, caller: Caller) -> Row:
+        """Return a sandbox of the caller's project. Raises NotFound."""
+        async with self._store.read() as tx:
+            row = await sandbox_queries.sandbox_by_id(tx, parse_sandbox_id(sandbox_id), project_id=caller.project_id)
+        if row is None:
+            raise NotFound(f"sandbox {sandbox_id} does not exist in this project")
+        return row
+
+    async def list(
+        self, caller: Caller, *, metadata: Mapping[str, str], is_paused: bool | None, template: str | None
+    ) -> Sequence[Row]:
+        """Return the project's sandboxes, oldest first."""
+        async with self._store.read() as tx:
+            return await sandbox_queries.list_sandboxes(
+                tx,
+                project_id=caller.project_id,
+                metadata=json.dumps(dict(metadata)),
+                is_paused=is_paused,
+                template=template,
+            )
+
+    async def set_timeout(self, sandbox_id: str, caller: Caller, timeout_s: int, *, may_shorten: bool) -> Row:
+        """Set the end of a sandbox from now on. A paused sandbox runs again. Raises NotFound."""
+        before = await self.get(sandbox_id, caller)
+        async with self._store.write() as tx:
+            await sandbox_queries.set_timeout(tx, before.id, timeout_s, may_shorten=may_shorten)
+        self.expiry.schedule(before.id, timeout_s)
+        if before.paused_at is not None:
+            channel = self.channels.channel(before)
+            channel.resume()
+            # Processes that ran before the pause run again in the action of this request.
+            await channel.call("processes", {})
+        return before
+
+    async def pause(self, sandbox_id: str, caller: Caller) -> bool:
+        """Pause a sandbox: no process runs, and it does not end. Return False if it was paused. Raises NotFound."""
+        row = await self.get(sandbox_id, caller)
+        async with self._store.write() as tx:
+            is_paused = await sandbox_queries.set_paused(tx, row.id)
+        if is_paused:
+            await self.channels.channel(row).pause()
+        return is_paused
+
+    async def kill(self, sandbox_id: str, caller: Caller) -> None:
+        """End a sandbox. Raises NotFound."""
+        row = await self.get(sandbox_id, caller)
+        await self._end(row.id, caller)
+
+    async def _end(self, id: UUID, caller: Caller) -> None:
+        with suppress(NotFound):
+            await self._environments.end(id, caller)
+        async with self._store.write() as tx:
+            await sandbox_queries.delete_sandbox(tx, id)
+        self.channels.end(id)
+
+    async def _end_expired(self, row: Row) -> None:
+        await self._end(row.id, Caller(row.key_id, row.project_id, row.project, frozenset({"actions:write"})))
+
+    async def _expiries(self, id: UUID | None) -> Sequence[Row]:
+        async with self._store.read() as tx:
+            return await sandbox_queries.list_expiries(tx, id)
+
+    async def stop(self) -> None:
+        """Stop timers and channels."""
+        await asyncio.gather(self.expiry.stop(), self.channels.stop())
+
+
+def parse_sandbox_id(sandbox_id: str) -> UUID:
+    """Return the id of the environment. Raises NotFound."""
+    try:
+        return UUID(hex=sandbox_id)
+    except ValueError:
+        raise NotFound(f"sandbox {sandbox_id[:64]} does not exist in this project") from None

@@ -1,0 +1,259 @@
+"""E2B's protocol over HTTP on real sandboxes. A contract test covers its clients."""
+
+import asyncio
+import json
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest_asyncio
+
+from arl_store.migrate import ensure_api_key
+from support.conditions import eventually
+from support.postgres import Databases
+from support.system import API_KEY, System, running_system
+
+OTHERS_KEY = "tk_" + "e" * 32
+ENVD_PORT = "49983"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def system(databases: Databases) -> AsyncIterator[System]:
+    owner_url = await databases.clone()
+    await ensure_api_key(owner_url, "labs/other", OTHERS_KEY)
+    async with running_system(owner_url, driver="namespaces", cores=1) as system:
+        yield system
+    await databases.drop(owner_url)
+
+
+@pytest_asyncio.fixture
+async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    """Provide a client with the key in the form that old clients of E2B demand."""
+    key = "e2b_" + API_KEY.removeprefix("tk_")
+    async with httpx.AsyncClient(base_url=system.url, headers={"x-api-key": key}, timeout=60) as api:
+        yield api
+
+
+@pytest_asyncio.fixture
+async def sandbox(api: httpx.AsyncClient) -> AsyncIterator["Sandbox"]:
+    sandbox = await create(api)
+    yield sandbox
+    await sandbox.kill()
+
+
+class Sandbox:
+    """A client of one sandbox that has only its token."""
+
+    def __init__(self, api: httpx.AsyncClient, created: dict[str, Any]) -> None:
+        self.api, self.id, self.token = api, created["sandboxID"], created["envdAccessToken"]
+        headers = {"e2b-sandbox-id": self.id, "e2b-sandbox-port": ENVD_PORT, "x-access-token": self.token}
+        self.envd = httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=60)
+
+    async def kill(self) -> None:
+        await self.api.delete(f"/sandboxes/{self.id}")
+        await self.envd.aclose()
+
+    async def rpc(self, method: str, body: dict[str, Any]) -> httpx.Response:
+        return await self.envd.post(f"/{method}", json=body)
+
+    async def run(self, command: str, **options: Any) -> list[dict[str, Any]]:
+        """Run a command and return the messages of its stream."""
+        body = {"process": {"cmd": "/bin/bash", "args": ["-l", "-c", command], **options}, "stdin": False}
+        headers = {"content-type": "application/connect+json"}
+        answer = await self.envd.post("/process.Process/Start", content=frame(body), headers=headers)
+        assert answer.status_code == 200, answer.text
+        return messages(answer.content)
+
+    async def pids(self) -> list[int]:
+        """Return the ids of the processes that run."""
+        listed = (await self.rpc("process.Process/List", {})).json()
+        return [each["pid"] for each in listed["processes"]]
+
+    async def actions(self) -> list[dict[str, Any]]:
+        """Return the actions that ran programs in the sandbox."""
+        listed = (await self.api.get("/v1/actions", params={"task": "e2b", "limit": 100})).json()["items"]
+        mine = [each for each in listed if each.get("environment", "").replace("-", "") == self.id]
+        return [each for each in mine if each["kind"] == "exec"]
+
+
+async def create(api: httpx.AsyncClient, **options: Any) -> Sandbox:
+    answer = await api.post("/v2/sandboxes", json={"templateID": "base", "timeout": 300, **options})
+    assert answer.status_code == 201, answer.text
+    return Sandbox(api, answer.json())
+
+
+async def first_pids(sandbox: Sandbox) -> list[int]:
+    """Return the ids of the processes that run, once there are any."""
+    found: list[int] = []
+
+    async def is_any() -> bool:
+        found[:] = await sandbox.pids()
+        return bool(found)
+
+    await eventually(is_any)
+    return found
+
+
+def frame(body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    return struct.pack(">BI", 0, len(content)) + content
+
+
+def messages(data: bytes) -> list[dict[str, Any]]:
+    found = []
+    while data:
+        _, length = struct.unpack_from(">BI", data)
+        found.append(json.loads(data[5 : 5 + length]))
+        data = data[5 + length :]
+    return found
+
+
+def output(found: list[dict[str, Any]], name: str = "stdout") -> str:
+    events = [each["event"]["data"] for each in found if "data" in each.get("event", {})]
+    return b"".join(b64decode(each[name]) for each in events if name in each).decode()
+
+
+async def test_command_streams_output_and_exit_code_and_is_one_action(sandbox: Sandbox) -> None:
+    found = await sandbox.run("echo $A; echo why >&2; exit 3", envs={"A": "x"}, cwd="/tmp")
+    assert "start" in found[0]["event"]
+    assert (output(found), output(found, "stderr")) == ("x\n", "why\n")
+    assert found[-2]["event"]["end"]["exitCode"] == 3
+    assert found[-1] == {}
+    [action] = await sandbox.actions()
+    assert (action["state"], action["outcome"]) == ("settled", "ok")
+
+
+async def test_commands_that_overlap_run_concurrently_in_one_action(sandbox: Sandbox) -> None:
+    both = await asyncio.gather(
+        sandbox.run("mkfifo /tmp/pipe; cat /tmp/pipe"),
+        sandbox.run("until [ -p /tmp/pipe ]; do sleep 0.05; done; echo met > /tmp/pipe"),
+    )
+    assert output(both[0]) == "met\n"
+    assert len(await sandbox.actions()) <= 2
+
+
+async def test_output_above_the_limit_of_an_action_arrives_whole(sandbox: Sandbox) -> None:
+    found = await sandbox.run("head -c 3000000 /dev/zero | tr '\\0' x")
+    assert output(found) == "x" * 3_000_000
+    assert len(await sandbox.actions()) > 1
+
+
+async def test_process_outlives_its_client_and_ends_at_its_timeout(sandbox: Sandbox) -> None:
+    headers = {"content-type": "application/connect+json", "connect-timeout-ms": "1500"}
+    body = {"process": {"cmd": "/bin/sleep", "args": ["60"]}}
+    async with sandbox.envd.stream("POST", "/process.Process/Start", content=frame(body), headers=headers) as stream:
+        first = await anext(stream.aiter_raw())
+    pid = messages(first)[0]["event"]["start"]["pid"]
+
+    async def is_absent() -> bool:
+        return pid not in await sandbox.pids()
+
+    assert not await is_absent()
+    await eventually(is_absent)
+
+
+async def test_signal_ends_a_process_with_its_name(sandbox: Sandbox) -> None:
+    running = asyncio.create_task(sandbox.run("sleep 60"))
+
+    [pid] = await first_pids(sandbox)
+    killed = await sandbox.rpc("process.Process/SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+    assert killed.status_code == 200
+    end = (await running)[-2]["event"]["end"]
+    assert (end["exitCode"], end["error"]) == (-1, "signal: killed")
+    again = await sandbox.rpc("process.Process/SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+    assert (again.status_code, again.json()["code"]) == (404, "not_found")
+
+
+async def test_files_are_written_listed_read_and_removed(sandbox: Sandbox) -> None:
+    content = bytes(range(256)) * 4096
+    wrote = await sandbox.envd.post("/files", params={"path": "/tmp/d/f"}, content=content)
+    assert wrote.json() == [{"name": "f", "path": "/tmp/d/f", "type": "file"}]
+    assert (await sandbox.envd.get("/files", params={"path": "/tmp/d/f"})).content == content
+    listed = (await sandbox.rpc("filesystem.Filesystem/ListDir", {"path": "/tmp/d"})).json()["entries"]
+    assert [(each["name"], each["size"]) for each in listed] == [("f", str(len(content)))]
+    moved = await sandbox.rpc("filesystem.Filesystem/Move", {"source": "/tmp/d/f", "destination": "/tmp/e/g"})
+    assert moved.json()["entry"]["path"] == "/tmp/e/g"
+    assert (await sandbox.rpc("filesystem.Filesystem/Remove", {"path": "/tmp/e"})).json() == {}
+    missing = await sandbox.rpc("filesystem.Filesystem/Stat", {"path": "/tmp/e/g"})
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+    assert (await sandbox.envd.get("/files", params={"path": "/tmp"})).json()["code"] == 400
+
+
+async def test_input_reaches_a_running_process(sandbox: Sandbox) -> None:
+    body = {"process": {"cmd": "/bin/cat"}, "stdin": True}
+    headers = {"content-type": "application/connect+json"}
+    received = b""
+    async with sandbox.envd.stream("POST", "/process.Process/Start", content=frame(body), headers=headers) as stream:
+        parts = stream.aiter_raw()
+        received += await anext(parts)
+        process = {"pid": messages(received)[0]["event"]["start"]["pid"]}
+        data = b64encode(b"said").decode()
+        await sandbox.rpc("process.Process/SendInput", {"process": process, "input": {"stdin": data}})
+        await sandbox.rpc("process.Process/CloseStdin", {"process": process})
+        async for part in parts:
+            received += part
+    assert output(messages(received)) == "said"
+
+
+async def test_paused_sandbox_is_absent_and_continues_after_connect(api: httpx.AsyncClient, sandbox: Sandbox) -> None:
+    await sandbox.run("sleep 60 >/dev/null 2>&1 & echo $! > /tmp/pid")
+    assert (await api.post(f"/sandboxes/{sandbox.id}/pause", json={})).status_code == 204
+    assert (await api.post(f"/sandboxes/{sandbox.id}/pause", json={})).json()["code"] == 409
+    assert (await api.get(f"/sandboxes/{sandbox.id}")).json()["state"] == "paused"
+    assert (await sandbox.envd.get("/health")).json()["message"] == "The sandbox was not found"
+    resumed = await api.post(f"/v2/sandboxes/{sandbox.id}/connect", json={"timeout": 60})
+    assert resumed.status_code == 201
+    assert (await sandbox.envd.get("/health")).status_code == 204
+    assert output(await sandbox.run("kill -0 $(cat /tmp/pid) && echo alive")) == "alive\n"
+
+
+async def test_sandbox_ends_at_its_timeout_and_its_environment_with_it(api: httpx.AsyncClient) -> None:
+    sandbox = await create(api, timeout=1)
+
+    async def is_gone() -> bool:
+        state = (await api.get(f"/v1/environments/{sandbox.id}")).json()["state"]
+        return (await api.get(f"/sandboxes/{sandbox.id}")).status_code == 404 and state in ("ending", "ended")
+
+    await eventually(is_gone)
+    assert (await sandbox.envd.get("/health")).status_code == 502
+    await sandbox.envd.aclose()
+
+
+async def test_sandbox_of_another_gateway_ends_after_a_restart(system: System, api: httpx.AsyncClient) -> None:
+    sandbox = await create(api, timeout=3)
+    system.kill("gateway")
+    await system.start("gateway")
+
+    async def is_ended() -> bool:
+        return (await api.get(f"/v1/environments/{sandbox.id}")).json()["state"] in ("ending", "ended")
+
+    await eventually(is_ended, timeout_s=30)
+    await sandbox.envd.aclose()
+
+
+async def test_sandbox_is_hidden_from_other_projects_and_needs_its_token(
+    api: httpx.AsyncClient, sandbox: Sandbox
+) -> None:
+    others = {"x-api-key": OTHERS_KEY}
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/timeout"), ("POST", "/pause"), ("POST", "/connect")):
+        refused = await api.request(method, f"/sandboxes/{sandbox.id}{path}", json={"timeout": 9}, headers=others)
+        assert (refused.status_code, refused.json()["code"]) == (404, 404)
+    assert (await api.get("/v2/sandboxes", headers=others)).json() == []
+    assert (await api.get("/v2/sandboxes", headers={"x-api-key": "tk_no"})).json()["code"] == 401
+    for token in ({"x-access-token": "no"}, {"x-access-token": API_KEY}):
+        refused = await sandbox.envd.post("/process.Process/List", json={}, headers=token)
+        assert (refused.status_code, refused.json()["code"]) == (401, "unauthenticated")
+
+
+async def test_features_that_do_not_exist_are_refused_with_their_name(api: httpx.AsyncClient, sandbox: Sandbox) -> None:
+    refused = [
+        await api.post("/v3/templates", json={"name": "x"}),
+        await api.put(f"/sandboxes/{sandbox.id}/network", json={}),
+        await sandbox.envd.get("/index.html", headers={"e2b-sandbox-port": "3000"}),
+        await sandbox.rpc("process.Process/Nothing", {}),
+    ]
+    for answer in refused:
+        assert answer.status_code == 501
+        assert answer.json()["message"].startswith("not supported by this server: ")
