@@ -12,8 +12,8 @@ from arl_gateway.admin.capacity_routes import router as plan_router
 from arl_gateway.admin.project_routes import router as project_router
 from arl_gateway.admin.routes import router as admin_router
 from arl_gateway.audit_log.routes import router as audit_log_router
-from arl_gateway.compat.e2b import content_routes, control_routes, filesystem_routes, process_routes
 from arl_gateway.compat.e2b.access import SandboxPaths
+from arl_gateway.compat.e2b.routers import ROUTERS as E2B
 from arl_gateway.compat.routers import PREFIXED_MOUNTS
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.deps import build_deps
@@ -57,7 +57,7 @@ ROUTERS = (
     reward_router,
     endpoint_router,
     *COMPATIBLE,
-    *(each.router for each in (process_routes, filesystem_routes, content_routes, control_routes)),
+    *E2B,
     trace_router,
     explain_router,
     admin_router,

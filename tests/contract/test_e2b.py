@@ -27,6 +27,8 @@ EXPECTED = {
     "missing_file": ["FileNotFoundException", None],
     "signed_url": ["signed", 401],
     "terminal": ["CommandExitException", 5],
+    "watched": [["f", "create"], ["f", "write"]],
+    "forked": [["signed", "signed"], True, True, True],
     "listed": [True],
     "paused": [True, False, False, True, "signed"],
     "unsupported": True,

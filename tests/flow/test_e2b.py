@@ -181,6 +181,35 @@ async def test_files_are_written_listed_read_and_removed(sandbox: Sandbox) -> No
     assert (await sandbox.envd.get("/files", params={"path": "/tmp"})).json()["code"] == 400
 
 
+async def test_watch_streams_changes_and_occupies_no_cores(sandbox: Sandbox) -> None:
+    headers = {"content-type": "application/connect+json"}
+    body = {"path": "/tmp", "recursive": True}
+    async with sandbox.envd.stream(
+        "POST", "/filesystem.Filesystem/WatchDir", content=frame(body), headers=headers
+    ) as s:
+        parts = s.aiter_raw()
+        assert messages(await anext(parts)) == [{"start": {}}]
+        await sandbox.run("echo > /tmp/new")
+        changes = messages(await anext(parts))
+        states = {each["state"] for each in await sandbox.actions()}
+    assert changes[0]["filesystem"] == {"name": "new", "type": "EVENT_TYPE_CREATE"}
+    assert states == {"settled"}
+
+
+async def test_watcher_returns_changes_once_until_it_is_removed(sandbox: Sandbox) -> None:
+    async def ask(method: str, **body: str) -> httpx.Response:
+        return await sandbox.rpc(f"filesystem.Filesystem/{method}", body)
+
+    watcher = (await ask("CreateWatcher", path="/tmp")).json()
+    await sandbox.run("echo > /tmp/new; chmod 600 /tmp/new; rm /tmp/new")
+    kinds = [each["type"] for each in (await ask("GetWatcherEvents", **watcher)).json()["events"]]
+    assert {"EVENT_TYPE_CREATE", "EVENT_TYPE_CHMOD", "EVENT_TYPE_REMOVE"} <= set(kinds)
+    assert (await ask("GetWatcherEvents", **watcher)).json()["events"] == []
+    assert (await ask("RemoveWatcher", **watcher)).json() == {}
+    assert (await ask("GetWatcherEvents", **watcher)).json()["code"] == "not_found"
+    assert (await ask("CreateWatcher", path="/tmp/nothing")).json()["code"] == "not_found"
+
+
 async def test_input_reaches_a_running_process(sandbox: Sandbox) -> None:
     body = {"process": {"cmd": "/bin/cat"}, "stdin": True}
     headers = {"content-type": "application/connect+json"}
@@ -195,6 +224,32 @@ async def test_input_reaches_a_running_process(sandbox: Sandbox) -> None:
         async for part in parts:
             received += part
     assert output(messages(received)) == "said"
+
+
+async def test_fork_has_the_files_and_not_later_changes(api: httpx.AsyncClient, sandbox: Sandbox) -> None:
+    running = asyncio.create_task(sandbox.run("echo before > /tmp/state; sleep 1; echo after > /tmp/state"))
+    await first_pids(sandbox)
+    forked = await api.post(f"/sandboxes/{sandbox.id}/fork", json={"count": 2, "timeout": 60})
+    assert forked.status_code == 201, forked.text
+    forks = [Sandbox(api, each["sandbox"]) for each in forked.json()]
+    assert (await running)[-2]["event"]["end"]["status"] == "exit status 0"
+    await forks[0].run("echo changed > /tmp/state")
+    read = [output(await each.run("cat /tmp/state")) for each in (*forks, sandbox)]
+    assert read == ["changed\n", "before\n", "after\n"]
+    assert (await api.get("/snapshots", params={"sandboxID": sandbox.id})).json() == []
+    for each in forks:
+        await each.kill()
+
+
+async def test_snapshot_is_a_template_until_it_is_deleted(api: httpx.AsyncClient, sandbox: Sandbox) -> None:
+    await sandbox.run("echo stored > /tmp/state")
+    made = (await api.post(f"/sandboxes/{sandbox.id}/snapshots", json={})).json()["snapshotID"]
+    assert [each["snapshotID"] for each in (await api.get("/snapshots")).json()] == [made]
+    copy = await create(api, templateID=made)
+    assert output(await copy.run("cat /tmp/state")) == "stored\n"
+    await copy.kill()
+    deleted = [(await api.delete(f"/templates/{made}")).status_code for _ in range(2)]
+    assert deleted == [204, 404]
 
 
 async def test_paused_sandbox_is_absent_and_continues_after_connect(api: httpx.AsyncClient, sandbox: Sandbox) -> None:

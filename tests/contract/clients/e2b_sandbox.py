@@ -110,6 +110,24 @@ def terminal(sandbox: Sandbox) -> Any:
 
 
 @case
+def watched(sandbox: Sandbox) -> Any:
+    watch = sandbox.files.watch_dir("/tmp/new")
+    sandbox.files.write("/tmp/new/f", "x")
+    events = {(each.name, each.type.value) for each in watch.get_new_events()}
+    watch.stop()
+    return sorted(map(list, events))
+
+
+@case
+def forked(sandbox: Sandbox) -> Any:
+    [copy] = sandbox.fork(count=1, timeout=60)
+    snapshot = sandbox.create_snapshot()
+    other = Sandbox.create(snapshot.snapshot_id, timeout=60)
+    read = [each.files.read("/tmp/signed") for each in (copy, other)]
+    return [read, copy.kill(), other.kill(), Sandbox.delete_snapshot(snapshot.snapshot_id)]
+
+
+@case
 def listed(sandbox: Sandbox) -> Any:
     query = SandboxQuery(metadata={"odd key": "v=1&x é"})
     return [each.sandbox_id == sandbox.sandbox_id for each in Sandbox.list(query=query).next_items()]
@@ -125,9 +143,9 @@ def paused(sandbox: Sandbox) -> Any:
 @case
 def unsupported(sandbox: Sandbox) -> Any:
     try:
-        sandbox.fork()
+        sandbox.update_network({})
     except Exception as error:  # noqa: BLE001 - its text is the result
-        return "not supported by this server: fork" in str(error)
+        return "not supported by this server: network" in str(error)
     return False
 
 

@@ -8,10 +8,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from arl_gateway.compat.e2b.access import SandboxPaths
-from arl_gateway.compat.e2b.connect_codec import EnvelopeReader, encode_end, encode_envelope, timeout_of
+from arl_gateway.compat.e2b.envd.connect_codec import EnvelopeReader, encode_end, encode_envelope, timeout_of
+from arl_gateway.compat.e2b.envd.upload_form import parse_parts
 from arl_gateway.compat.e2b.errors import GuestCallError, rpc_error_body
 from arl_gateway.compat.e2b.turn_output import TurnOutput
-from arl_gateway.compat.e2b.upload_form import parse_parts
 from arl_wire.errors import NotFound, Unavailable
 
 SANDBOX = "0" * 32

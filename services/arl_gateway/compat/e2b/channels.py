@@ -7,8 +7,8 @@ ended. Then the sandbox is frozen. If the output comes close to the limit of an 
 import asyncio
 import json
 import logging
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -38,6 +38,8 @@ MAX_STDIN_BYTES = 8 << 20
 SLOW_CLIENT_EVENTS = 256
 """Events that wait for a client, each of at most 32 KiB. Beyond them the next action waits for the client."""
 SLOW_CLIENT_POLL_S = 0.05
+END_RETRY_S = 0.05
+"""Seconds between attempts to end an action that may not have started."""
 ABSENT = "The sandbox was not found"
 
 Subscription = asyncio.Queue["dict[str, Any] | GuestCallError"]
@@ -49,6 +51,8 @@ class ProcessFeed:
     """A process that has not ended, and the clients that receive its events."""
 
     last_number: int = 0
+    is_passive: bool = False
+    """True for a source that needs no cores, such as a watch: its events come with the next action."""
     subscribers: set[Subscription] = field(default_factory=set)
 
 
@@ -73,6 +77,7 @@ class SandboxChannel:
         self._loop: asyncio.Task[None] | None = None
         self._action: UUID | None = None
         self.is_paused = False
+        self._suspensions = 0
 
     @property
     def is_idle(self) -> bool:
@@ -93,9 +98,9 @@ class SandboxChannel:
         finally:
             self._calls.pop(id, None)
 
-    def subscribe(self, pid: int, *, after: int) -> Subscription:
+    def subscribe(self, pid: int, *, after: int, is_passive: bool = False) -> Subscription:
         """Return the events of a process from now on."""
-        feed = self.feeds.setdefault(pid, ProcessFeed(after))
+        feed = self.feeds.setdefault(pid, ProcessFeed(after, is_passive))
         feed.last_number = max(feed.last_number, after)
         events: Subscription = asyncio.Queue()
         feed.subscribers.add(events)
@@ -107,8 +112,16 @@ class SandboxChannel:
         if feed is None or events not in feed.subscribers:
             return
         feed.subscribers.discard(events)
-        if not feed.subscribers and not self.is_paused:
-            answer = self._add_call(uuid4().hex, "unfollow", {"pid": pid}, None)
+        if feed.is_passive:
+            self.feeds.pop(pid)
+            self._forget("unwatch", pid)
+        elif not feed.subscribers:
+            self._forget("unfollow", pid)
+
+    def _forget(self, op: str, pid: int) -> None:
+        """Tell the daemon that events are no longer needed, without waiting for its answer."""
+        if not self.is_paused:
+            answer = self._add_call(uuid4().hex, op, {"pid": pid}, None)
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def pause(self) -> None:
@@ -118,11 +131,27 @@ class SandboxChannel:
             for each in feed.subscribers:
                 each.put_nowait(GuestCallError("unavailable", ABSENT))
             feed.subscribers.clear()
-        if self._action is not None:
-            with suppress(TangramError):
-                await self._streams.send_input(self._action, self._caller, SendInputRequest(end=True))
-        if self._loop is not None:
-            await asyncio.wait((self._loop,))
+        await self._end_turn()
+
+    @asynccontextmanager
+    async def suspended(self) -> AsyncIterator[None]:
+        """End the running action, and start no other one inside the block. Subscriptions and calls wait."""
+        self._suspensions += 1
+        try:
+            await self._end_turn()
+            yield
+        finally:
+            self._suspensions -= 1
+            if self._calls or self._has_active_feed():
+                self._run()
+
+    async def _end_turn(self) -> None:
+        """End the running action after it has started, and wait until it has settled."""
+        while self._loop is not None:
+            if self._action is not None:
+                with suppress(TangramError):
+                    await self._streams.send_input(self._action, self._caller, SendInputRequest(end=True))
+            await asyncio.wait((self._loop,), timeout=END_RETRY_S)
 
     def resume(self) -> None:
         """Let the processes run again."""
@@ -158,12 +187,16 @@ class SandboxChannel:
         return answer
 
     def _run(self) -> None:
-        if self._loop is None:
+        if self._loop is None and not self._must_rest:
             self._loop = asyncio.create_task(self._run_turns())
+
+    @property
+    def _must_rest(self) -> bool:
+        return self.is_paused or self._suspensions > 0
 
     async def _run_turns(self) -> None:
         try:
-            while (self._calls or self.feeds) and not self.is_paused:
+            while (self._calls or self._has_active_feed()) and not self._must_rest:
                 await self._run_turn()
                 await self._wait_for_clients()
         except GuestCallError as error:
@@ -175,7 +208,7 @@ class SandboxChannel:
             self.fail(GuestCallError("internal", "infra_error: the gateway failed; see its log"))
         finally:
             self._loop = None
-        if self._calls and not self.is_paused:
+        if self._calls:
             self._run()
 
     async def _wait_for_clients(self) -> None:
@@ -185,6 +218,9 @@ class SandboxChannel:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SLOW_CLIENT_POLL_S):
                     await self._has_unsent.wait()
+
+    def _has_active_feed(self) -> bool:
+        return any(not feed.is_passive for feed in self.feeds.values())
 
     def _has_slow_client(self) -> bool:
         queues = (each for feed in self.feeds.values() for each in feed.subscribers)
@@ -293,7 +329,8 @@ class SandboxChannel:
         if output.reason in ("full", "yield"):
             return
         if output.reason == "idle":
-            self.feeds.clear()
+            for pid in [pid for pid, feed in self.feeds.items() if not feed.is_passive]:
+                del self.feeds[pid]
             return
         raise _turn_error(output.end, output.stderr)
 

@@ -22,7 +22,7 @@ from arl_gateway.http.dependencies import Reader, Writer
 from arl_store.tx import Row
 from arl_wire.errors import BadRequest, Conflict, FieldError, NotFound
 
-__all__ = ["router"]
+__all__ = ["SandboxesDep", "router"]
 
 MAX_PAGE = 100
 STATES = {"running": False, "paused": True}
@@ -155,12 +155,6 @@ async def refuse_feature(sandbox_id: str, feature: str, caller: Writer) -> Respo
 async def refuse_templates(caller: Writer, rest: str = "") -> Response:
     """Refuse the management of templates."""
     raise not_supported("templates. Import an image with `tangram templates import` and use its name")
-
-
-@router.get("/snapshots")
-async def refuse_snapshots(caller: Writer) -> Response:
-    """Refuse snapshots."""
-    raise not_supported("snapshots of sandboxes")
 
 
 async def _require_running(row: Row) -> None:

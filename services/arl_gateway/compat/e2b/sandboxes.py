@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import secrets
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,14 @@ from arl_gateway.compat.e2b import sandbox_queries
 from arl_gateway.compat.e2b.channels import SandboxChannels
 from arl_gateway.compat.e2b.expiry import SandboxExpiry
 from arl_gateway.environments.service import EnvironmentService
+from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore, Row
 from arl_wire.actions.action import HOST_TEMPLATE
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.errors import NotFound, TangramError, TemplateNotFound, Unavailable
 
-__all__ = ["SandboxService", "parse_sandbox_id"]
+__all__ = ["TASK", "SandboxService", "parse_sandbox_id", "parse_snapshot_id"]
 
 TASK = "e2b"
 CREATE_WAIT_S = 50.0
@@ -31,7 +33,8 @@ HOST_ALIASES = frozenset({"base", "code-interpreter-v1"})
 """Templates of E2B that mean the host template unless a template has this name."""
 GUEST_PACKAGE = b"arl_gateway.compat.e2b.guest."
 """Package of the guest's modules. In a sandbox they are top-level modules in one directory."""
-GUEST_FILES = ("daemon.py", "file_operations.py", "processes.py", "turn.py")
+SNAPSHOT_ID = re.compile("[0-9a-f]{32}")
+GUEST_FILES = ("daemon.py", "event_buffer.py", "file_operations.py", "processes.py", "turn.py", "watches.py")
 
 
 class SandboxService:
@@ -42,9 +45,11 @@ class SandboxService:
         store: PostgresStore,
         environments: EnvironmentService,
         actions: ActionService,
+        snapshots: SnapshotService,
         channels: SandboxChannels,
     ) -> None:
-        self._store, self._environments, self._actions, self.channels = store, environments, actions, channels
+        self._store, self._environments, self._actions = store, environments, actions
+        self._snapshots, self.channels = snapshots, channels
         self.expiry = SandboxExpiry(self._expiries, self._end_expired)
         guest = resources.files("arl_gateway.compat.e2b.guest")
         sources = {name: guest.joinpath(name).read_bytes().replace(GUEST_PACKAGE, b"") for name in GUEST_FILES}
@@ -55,6 +60,7 @@ class SandboxService:
         caller: Caller,
         *,
         template: str,
+        shown_template: str | None = None,
         timeout_s: int,
         metadata: Mapping[str, str],
         variables: Mapping[str, str],
@@ -71,7 +77,7 @@ class SandboxService:
             "id": made.id,
             "project_id": caller.project_id,
             "key_id": caller.key_id,
-            "template": template,
+            "template": shown_template or template,
             "metadata": json.dumps(dict(metadata)),
             "variables": json.dumps(dict(variables)),
             "access_token": secrets.token_hex(20),
@@ -83,13 +89,11 @@ class SandboxService:
         return await self.get(made.id.hex, caller)
 
     async def _create_environment(self, caller: Caller, template: str, key: str | None) -> EnvironmentInfo:
-        body = CreateEnvironmentRequest(
-            task=TASK,
-            template=template,
-            idle_ttl_s=MAX_IDLE_S,
-            files=self._guest,
-            labels={"e2b.template": template},
-        )
+        common = {"task": TASK, "idle_ttl_s": MAX_IDLE_S, "labels": {"e2b.template": template}}
+        if (snapshot := parse_snapshot_id(template)) is not None:
+            body = CreateEnvironmentRequest(snapshot=snapshot, **common)
+        else:
+            body = CreateEnvironmentRequest(template=template, files=self._guest, **common)
         made = await self._environments.create(
             body, caller, key=key and f"e2b:{template}:{key}", trace=RequestTrace(), wait_s=CREATE_WAIT_S
         )
@@ -142,6 +146,42 @@ class SandboxService:
             await self.channels.channel(row).pause()
         return is_paused
 
+    async def snapshot(self, sandbox_id: str, caller: Caller) -> UUID:
+        """Store the files of a sandbox. Its processes rest meanwhile. Raises NotFound."""
+        row = await self.get(sandbox_id, caller)
+        async with self.channels.channel(row).suspended():
+            return (await self._snapshots.create(row.id, caller, trace=RequestTrace())).id
+
+    async def fork(
+        self, sandbox_id: str, caller: Caller, *, count: int, timeout_s: int, trace: RequestTrace
+    ) -> Sequence[Row]:
+        """Create sandboxes with the files, metadata and variables of this one. Raises TangramError."""
+        row = await self.get(sandbox_id, caller)
+        snapshot = await self.snapshot(sandbox_id, caller)
+        metadata, variables = json.loads(row.metadata), json.loads(row.variables)
+        try:
+            copies = [
+                self.create(
+                    caller,
+                    template=snapshot.hex,
+                    shown_template=row.template,
+                    timeout_s=timeout_s,
+                    metadata=metadata,
+                    variables=variables,
+                    key=None,
+                )
+                for _ in range(count)
+            ]
+            made = await asyncio.gather(*copies, return_exceptions=True)
+        finally:
+            await self._snapshots.delete(snapshot, caller)
+        if failed := [each for each in made if isinstance(each, BaseException)]:
+            for each in made:
+                if not isinstance(each, BaseException):
+                    await self._end(each.id, caller)
+            raise failed[0]
+        return [each for each in made if not isinstance(each, BaseException)]
+
     async def kill(self, sandbox_id: str, caller: Caller) -> None:
         """End a sandbox. Raises NotFound."""
         row = await self.get(sandbox_id, caller)
@@ -164,6 +204,11 @@ class SandboxService:
     async def stop(self) -> None:
         """Stop timers and channels."""
         await asyncio.gather(self.expiry.stop(), self.channels.stop())
+
+
+def parse_snapshot_id(template: str) -> UUID | None:
+    """Return the id if the name of a template is the id of a snapshot, else None."""
+    return UUID(hex=template) if SNAPSHOT_ID.fullmatch(template) else None
 
 
 def parse_sandbox_id(sandbox_id: str) -> UUID:

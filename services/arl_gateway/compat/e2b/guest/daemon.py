@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import selectors
@@ -13,8 +14,10 @@ import time
 from collections import OrderedDict, deque
 from typing import Any
 
+from arl_gateway.compat.e2b.guest.event_buffer import EventBuffer
 from arl_gateway.compat.e2b.guest.file_operations import OPERATIONS, GuestError, resolve_path
 from arl_gateway.compat.e2b.guest.processes import SIGNALS, GuestProcess, start
+from arl_gateway.compat.e2b.guest.watches import DirectoryWatch
 
 __all__ = ["Daemon", "main"]
 
@@ -71,7 +74,8 @@ class Daemon:
 
     def __init__(self, home: str) -> None:
         self.home = home
-        self.processes: dict[int, GuestProcess] = {}
+        self.sources: dict[int, EventBuffer] = {}
+        self.numbers = itertools.count(-1, -1)
         self.relays: dict[int, Relay] = {}
         self.responses: OrderedDict[str, bytes] = OrderedDict()
         self.selector = selectors.DefaultSelector()
@@ -103,7 +107,7 @@ class Daemon:
         elif key.fd in self.relays:
             self._read_relay(self.relays[key.fd])
         else:
-            process = self.processes[key.data]
+            process = self.sources[key.data]
             if key.fd in process.outputs and process.may_read():
                 process.read_output(key.fd)
             process.write_input()
@@ -113,7 +117,7 @@ class Daemon:
         wanted: dict[int, tuple[int, Any]] = {}
         for fd, relay in self.relays.items():
             wanted[fd] = selectors.EVENT_READ | (selectors.EVENT_WRITE if relay.queue else 0), "relay"
-        for process in self.processes.values():
+        for process in self.sources.values():
             for fd in process.outputs if process.may_read() else ():
                 wanted[fd] = selectors.EVENT_READ, process.pid
             if process.unwritten and (at := process.input_fd()) is not None:
@@ -134,20 +138,20 @@ class Daemon:
             return
 
     def _pause_s(self) -> float:
-        deadlines = [each.deadline for each in self.processes.values() if each.deadline and not each.has_ended]
+        deadlines = [each.deadline for each in self.sources.values() if each.deadline and not each.has_ended]
         pauses = [POLL_S, *(each - time.monotonic() for each in deadlines)]
         return max(0.0, min(pauses))
 
     def _advance(self) -> None:
         """End processes, and send what relays wait for."""
         now = time.monotonic()
-        for process in list(self.processes.values()):
+        for process in list(self.sources.values()):
             if process.deadline is not None and now >= process.deadline and not process.has_ended:
                 process.is_overdue = True
                 process.kill(signal.SIGKILL)
             process.check_end()
             if process.has_ended and now > process.ended_at + ENDED_PROCESS_S:
-                del self.processes[process.pid]
+                del self.sources[process.pid]
         for fd, relay in list(self.relays.items()):
             self._send_events(relay)
             relay.flush()
@@ -159,7 +163,7 @@ class Daemon:
     def _send_events(self, relay: Relay) -> None:
         is_complete = True
         for pid, sent in list(relay.followed.items()):
-            process = self.processes.get(pid)
+            process = self.sources.get(pid)
             if process is None:
                 del relay.followed[pid]
                 continue
@@ -171,7 +175,7 @@ class Daemon:
                     break
                 relay.send(json.dumps({"pid": pid, "number": number, "event": event}).encode())
                 relay.followed[pid] = number
-        if is_complete and relay.expected <= 0 and all(each.has_ended for each in self.processes.values()):
+        if is_complete and relay.expected <= 0 and self._is_idle():
             relay.send(b"idle")
             relay.expected = 1
 
@@ -220,7 +224,7 @@ class Daemon:
         return json.dumps(answer).encode()
 
     def _follow(self, relay: Relay, pid: int, after: int) -> None:
-        if (process := self.processes.get(pid)) is not None:
+        if (process := self.sources.get(pid)) is not None:
             process.acknowledge(after)
             process.is_followed = True
             relay.followed[pid] = after
@@ -236,18 +240,42 @@ class Daemon:
             return dict(operation(**arguments))
         if op == "start":
             process = start(arguments, self.home)
-            self.processes[process.pid] = process
+            self.sources[process.pid] = process
             relay.followed[process.pid] = 0
             return {"pid": process.pid}
         if op == "processes":
-            running = [each for each in self.processes.values() if not each.has_ended]
+            found = [each for each in self.sources.values() if isinstance(each, GuestProcess)]
+            running = [each for each in found if not each.has_ended]
             return {"processes": [{"pid": each.pid, "config": each.config} for each in running]}
+        if op in ("watch", "watch_events", "unwatch"):
+            return self._watch(relay, op, arguments)
         return self._control(relay, op, arguments)
+
+    def _watch(self, relay: Relay, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Create, read or end a watch of a directory."""
+        if op == "watch":
+            options = {name: bool(arguments[name]) for name in ("is_recursive", "has_entries")}
+            watch = DirectoryWatch(next(self.numbers), arguments["path"], **options)
+            self.sources[watch.pid] = watch
+            if arguments["is_followed"]:
+                relay.followed[watch.pid] = 0
+            return {"pid": watch.pid}
+        found = self.sources.get(arguments["pid"])
+        if not isinstance(found, DirectoryWatch):
+            raise GuestError("not_found", f"watcher {arguments['pid']} not found")
+        if op == "watch_events":
+            return {"events": found.drain()}
+        found.close()
+        del self.sources[found.pid]
+        return {}
+
+    def _is_idle(self) -> bool:
+        return all(each.has_ended or not each.is_counted for each in self.sources.values())
 
     def _control(self, relay: Relay, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Perform an operation on one process."""
-        process = self.processes.get(arguments["pid"])
-        if process is None or (process.has_ended and op != "connect"):
+        process = self.sources.get(arguments["pid"])
+        if not isinstance(process, GuestProcess) or (process.has_ended and op != "connect"):
             raise GuestError("not_found", f"process with pid {arguments['pid']} not found")
         if op == "connect":
             after = process.last_number - (1 if process.has_ended else 0)

@@ -11,16 +11,14 @@ import struct
 import subprocess
 import termios
 import time
-from collections import deque
 from typing import Any
 
+from arl_gateway.compat.e2b.guest.event_buffer import EventBuffer
 from arl_gateway.compat.e2b.guest.file_operations import GuestError, resolve_path
 
 __all__ = ["SIGNALS", "GuestProcess", "start"]
 
 CHUNK_BYTES = 32 << 10
-MAX_BUFFERED_BYTES = 1 << 20
-"""Bytes of output that wait for a client. Beyond them a process blocks when it writes."""
 SIGNALS = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM}
 SIGNAL_TEXTS: dict[int, str] = {
     signal.SIGHUP: "hangup", signal.SIGINT: "interrupt", signal.SIGQUIT: "quit", signal.SIGABRT: "aborted",
@@ -29,46 +27,18 @@ SIGNAL_TEXTS: dict[int, str] = {
 }  # fmt: skip
 
 
-class GuestProcess:
-    """A started process. Its events have numbers from 1; those up to the acknowledged number are dropped."""
+class GuestProcess(EventBuffer):
+    """A started process."""
 
     def __init__(self, child: subprocess.Popen[bytes], config: dict[str, Any], timeout_s: float) -> None:
-        self.child, self.config, self.pid = child, config, child.pid
+        super().__init__(child.pid)
+        self.child, self.config = child, config
         self.deadline = time.monotonic() + timeout_s if timeout_s > 0 else None
-        self.outputs: dict[int, str] = {}
-        """Names of the open outputs, by file descriptor."""
         self.stdin: int | None = None
         self.pty: int | None = None
-        self.unwritten = bytearray()
-        """Input that the process has not read yet."""
         self.closes_stdin = False
-        self.events: deque[tuple[int, int, dict[str, Any]]] = deque()
-        """Number, bytes and content of each event."""
-        self.last_number = 0
-        self.buffered = 0
-        self.is_followed = True
-        self.has_ended = False
-        self.ended_at = 0.0
         self.is_cut = False
         """True after a kill by the client or by the time limit: open outputs no longer delay the end."""
-        self.is_overdue = False
-
-    def add(self, event: dict[str, Any], size: int = 0) -> None:
-        """Add an event. Without a client, the oldest outputs are dropped."""
-        self.last_number += 1
-        self.events.append((self.last_number, size, event))
-        self.buffered += size
-        while not self.is_followed and len(self.events) > 1:
-            self.buffered -= self.events.popleft()[1]
-
-    def acknowledge(self, number: int) -> None:
-        """Drop the events up to this number."""
-        while self.events and self.events[0][0] <= number:
-            self.buffered -= self.events.popleft()[1]
-
-    def may_read(self) -> bool:
-        """Return True if the buffer has room for more output."""
-        return not self.is_followed or self.buffered < MAX_BUFFERED_BYTES
 
     def read_output(self, fd: int) -> None:
         """Read from an output, and close it at its end."""

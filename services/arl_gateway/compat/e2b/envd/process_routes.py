@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from arl_gateway.compat.e2b.access import ENVD_PREFIX, authenticate_sandbox
 from arl_gateway.compat.e2b.channels import SandboxChannel, Subscription
-from arl_gateway.compat.e2b.connect_codec import (
+from arl_gateway.compat.e2b.envd.connect_codec import (
     EnvelopeReader,
     encode_end,
     encode_envelope,
@@ -25,7 +25,7 @@ from arl_store.tx import Row
 __all__ = ["ChannelDep", "SandboxDep", "router", "rpc_message"]
 
 STREAM_TYPE = "application/connect+json"
-KEEPALIVE_S = 90
+KEEPALIVE_S, MAX_KEEPALIVE_S = 90, 3600
 MAX_SENT_INPUT_BYTES = 256 << 10
 """Bytes of input in one request to the sandbox."""
 
@@ -56,7 +56,7 @@ async def rpc_message(request: Request) -> dict[str, Any]:
 @router.post("/Start")
 async def start_process(request: Request, sandbox: SandboxDep, channel: ChannelDep) -> Response:
     """Start a process and stream its events. The process continues if the client disconnects."""
-    message = await _first_message(request)
+    message = await first_message(request)
     process = message.get("process")
     if not isinstance(process, dict) or not isinstance(process.get("cmd"), str):
         raise GuestCallError("invalid_argument", "process.cmd must be a string")
@@ -74,7 +74,7 @@ async def start_process(request: Request, sandbox: SandboxDep, channel: ChannelD
 @router.post("/Connect")
 async def connect_process(request: Request, channel: ChannelDep) -> Response:
     """Stream the events of a process from now on."""
-    message = await _first_message(request)
+    message = await first_message(request)
     return _event_stream(request, channel, "connect", {"pid": _pid_of(message)})
 
 
@@ -143,7 +143,14 @@ async def refuse_method(method: str, channel: ChannelDep) -> Response:
     raise not_supported(f"process.Process/{method[:64]}")
 
 
-async def _first_message(request: Request) -> dict[str, Any]:
+def keepalive_of(request: Request) -> int:
+    """Return the seconds between keepalives of a stream."""
+    given = request.headers.get("keepalive-ping-interval", "")
+    return int(given) if given.isdigit() and 0 < int(given) <= MAX_KEEPALIVE_S else KEEPALIVE_S
+
+
+async def first_message(request: Request) -> dict[str, Any]:
+    """Return the message of a stream's request. Raises GuestCallError."""
     found = EnvelopeReader().add(await request.body())
     if not found:
         raise GuestCallError("invalid_argument", "the request has no message")
@@ -182,9 +189,7 @@ async def _send_input(channel: SandboxChannel, pid: int, given: Any) -> None:
 
 
 def _event_stream(request: Request, channel: SandboxChannel, op: str, arguments: dict[str, Any]) -> Response:
-    keepalive_s = request.headers.get("keepalive-ping-interval", "")
-    every_s = int(keepalive_s) if keepalive_s.isdigit() and 0 < int(keepalive_s) <= 3600 else KEEPALIVE_S
-    content = _stream(channel, op, arguments, every_s)
+    content = _stream(channel, op, arguments, keepalive_of(request))
     return StreamingResponse(content, media_type=STREAM_TYPE, headers={"x-accel-buffering": "no"})
 
 

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from arl_gateway.compat.e2b.access import ENVD_PREFIX, PORTS_PREFIX
 from arl_gateway.compat.e2b.channels import SandboxChannel
+from arl_gateway.compat.e2b.envd.process_routes import ChannelDep, SandboxDep
+from arl_gateway.compat.e2b.envd.upload_form import parse_parts
 from arl_gateway.compat.e2b.errors import ControlRoute, GuestCallError, not_supported
-from arl_gateway.compat.e2b.process_routes import ChannelDep, SandboxDep
-from arl_gateway.compat.e2b.upload_form import parse_parts
 
 __all__ = ["router"]
 

@@ -1,0 +1,1 @@
+"""The inside of a sandbox as the daemon envd serves it: processes, files and code."""
