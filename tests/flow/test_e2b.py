@@ -71,6 +71,10 @@ class Sandbox:
         listed = (await self.rpc("process.Process/List", {})).json()
         return [each["pid"] for each in listed["processes"]]
 
+    async def is_at_rest(self) -> bool:
+        """Return True if no action of the sandbox is unsettled."""
+        return {each["state"] for each in await self.actions()} == {"settled"}
+
     async def actions(self) -> list[dict[str, Any]]:
         """Return the actions that ran programs in the sandbox."""
         listed = (await self.api.get("/v1/actions", params={"task": "e2b", "limit": 100})).json()["items"]
@@ -121,8 +125,9 @@ async def test_command_streams_output_and_exit_code_and_is_one_action(sandbox: S
     assert (output(found), output(found, "stderr")) == ("x\n", "why\n")
     assert found[-2]["event"]["end"]["exitCode"] == 3
     assert found[-1] == {}
+    await eventually(sandbox.is_at_rest)
     [action] = await sandbox.actions()
-    assert (action["state"], action["outcome"]) == ("settled", "ok")
+    assert action["outcome"] == "ok"
 
 
 async def test_commands_that_overlap_run_concurrently_in_one_action(sandbox: Sandbox) -> None:
@@ -191,9 +196,8 @@ async def test_watch_streams_changes_and_occupies_no_cores(sandbox: Sandbox) -> 
         assert messages(await anext(parts)) == [{"start": {}}]
         await sandbox.run("echo > /tmp/new")
         changes = messages(await anext(parts))
-        states = {each["state"] for each in await sandbox.actions()}
+        await eventually(sandbox.is_at_rest)
     assert changes[0]["filesystem"] == {"name": "new", "type": "EVENT_TYPE_CREATE"}
-    assert states == {"settled"}
 
 
 async def test_watcher_returns_changes_once_until_it_is_removed(sandbox: Sandbox) -> None:
@@ -208,6 +212,37 @@ async def test_watcher_returns_changes_once_until_it_is_removed(sandbox: Sandbox
     assert (await ask("RemoveWatcher", **watcher)).json() == {}
     assert (await ask("GetWatcherEvents", **watcher)).json()["code"] == "not_found"
     assert (await ask("CreateWatcher", path="/tmp/nothing")).json()["code"] == "not_found"
+
+
+async def test_code_has_results_and_its_context_occupies_no_cores(sandbox: Sandbox) -> None:
+    interpreter = {"e2b-sandbox-port": "49999"}
+
+    async def execute(code: str, **options: str) -> list[dict[str, Any]]:
+        answer = await sandbox.envd.post("/execute", json={"code": code, **options}, headers=interpreter)
+        assert answer.status_code == 200, answer.text
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+    found = await execute("import os\nprint('out')\nos.system('echo program')\nx = 20\nx + 1")
+    assert found[0]["type"] == "number_of_executions"
+    texts = [each["text"] for each in found if each["type"] == "stdout"]
+    assert "".join(texts).splitlines() == ["out", "program"]
+    assert [each["text"] for each in found if each["type"] == "result"] == ["21"]
+    context = (await sandbox.envd.post("/contexts", json={"cwd": "/tmp"}, headers=interpreter)).json()
+    [error] = [each for each in await execute("x", context_id=context["id"]) if each["type"] == "error"]
+    assert error["name"] == "NameError"
+    [died] = [each for each in await execute("import os; os._exit(1)") if each["type"] == "error"]
+    assert died["name"] == "KernelDied"
+    assert [each["text"] for each in await execute("6 * 7") if each["type"] == "result"] == ["42"]
+    await eventually(sandbox.is_at_rest)
+
+
+async def test_code_of_a_client_that_disconnects_is_interrupted(sandbox: Sandbox) -> None:
+    headers = {"e2b-sandbox-port": "49999"}
+    async with sandbox.envd.stream("POST", "/execute", json={"code": "while True: pass"}, headers=headers) as stream:
+        await anext(stream.aiter_raw())
+    await eventually(sandbox.is_at_rest)
+    unknown = await sandbox.envd.post("/execute", json={"code": "1", "context_id": "no"}, headers=headers)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, 404)
 
 
 async def test_input_reaches_a_running_process(sandbox: Sandbox) -> None:

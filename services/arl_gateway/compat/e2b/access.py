@@ -20,10 +20,13 @@ from arl_gateway.deps import gateway_deps
 from arl_store.tx import Row
 from arl_wire.errors import NotFound
 
-__all__ = ["ENVD_PREFIX", "PORTS_PREFIX", "SandboxPaths", "authenticate_sandbox"]
+__all__ = ["ENVD_PREFIX", "INTERPRETER_PREFIX", "PORTS_PREFIX", "SandboxPaths", "authenticate_sandbox"]
 
 ENVD_PREFIX = "/e2b/envd"
 PORTS_PREFIX = "/e2b/ports"
+INTERPRETER_PREFIX = f"{PORTS_PREFIX}/49999"
+OPEN_PATHS = (f"{ENVD_PREFIX}/health", f"{INTERPRETER_PREFIX}/contexts", f"{INTERPRETER_PREFIX}/health")
+"""Prefixes of paths that E2B's clients request without a token. They run no code and read no files."""
 ENVD_PORT = "49983"
 HOST_NAME = re.compile(r"(\d+)-([a-z0-9]+)\.")
 RPC_PREFIXES = ("/process.Process/", "/filesystem.Filesystem/")
@@ -87,7 +90,7 @@ async def _find_sandbox(request: Request) -> Row:
             row = await sandbox_queries.sandbox_by_token(tx, token or "")
     if row is None or row.paused_at is not None:
         raise SandboxAbsent(sandbox_id or "")
-    is_open = request.url.path == f"{ENVD_PREFIX}/health" or "signature" in request.query_params
+    is_open = request.url.path.startswith(OPEN_PATHS) or "signature" in request.query_params
     if not is_open and not compare_digest((token or "").encode(), row.access_token.encode()):
         raise GuestCallError("unauthenticated", "the request needs the sandbox's token in X-Access-Token")
     return row

@@ -67,8 +67,7 @@ async def write_files(request: Request, channel: ChannelDep, path: str | None = 
 @router.api_route(PORTS_PREFIX + "/{port}/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"])
 async def refuse_port(port: int, sandbox: SandboxDep) -> Response:
     """Refuse ports other than envd's."""
-    what = "run_code (the code interpreter)" if port == 49999 else f"port {port} of a sandbox"
-    raise not_supported(what)
+    raise not_supported(f"port {port} of a sandbox")
 
 
 async def _read_part(channel: SandboxChannel, path: str, offset: int) -> tuple[bytes, int]:

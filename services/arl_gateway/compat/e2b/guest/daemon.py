@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from typing import Any
 
+from arl_gateway.compat.e2b.guest.code_requests import CodeRequests
 from arl_gateway.compat.e2b.guest.event_buffer import EventBuffer
 from arl_gateway.compat.e2b.guest.file_operations import OPERATIONS, GuestError, resolve_path
 from arl_gateway.compat.e2b.guest.processes import SIGNALS, GuestProcess, start
@@ -76,6 +77,7 @@ class Daemon:
         self.home = home
         self.sources: dict[int, EventBuffer] = {}
         self.numbers = itertools.count(-1, -1)
+        self.code = CodeRequests(self.sources, self.numbers, home)
         self.relays: dict[int, Relay] = {}
         self.responses: OrderedDict[str, bytes] = OrderedDict()
         self.selector = selectors.DefaultSelector()
@@ -247,6 +249,11 @@ class Daemon:
             found = [each for each in self.sources.values() if isinstance(each, GuestProcess)]
             running = [each for each in found if not each.has_ended]
             return {"processes": [{"pid": each.pid, "config": each.config} for each in running]}
+        if op in self.code.OPERATIONS:
+            result = self.code.perform(op, arguments)
+            if op == "execute":
+                relay.followed[result["pid"]] = 0
+            return result
         if op in ("watch", "watch_events", "unwatch"):
             return self._watch(relay, op, arguments)
         return self._control(relay, op, arguments)

@@ -16,7 +16,7 @@ from typing import Any
 from arl_gateway.compat.e2b.guest.event_buffer import EventBuffer
 from arl_gateway.compat.e2b.guest.file_operations import GuestError, resolve_path
 
-__all__ = ["SIGNALS", "GuestProcess", "start"]
+__all__ = ["SIGNALS", "GuestProcess", "start", "variables"]
 
 CHUNK_BYTES = 32 << 10
 SIGNALS = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM}
@@ -141,7 +141,7 @@ def start(request: dict[str, Any], home: str) -> GuestProcess:
     cwd = resolve_path(config.get("cwd") or "", home)
     if not os.path.isdir(cwd):
         raise GuestError("invalid_argument", f"cwd '{cwd}' does not exist or is not a directory")
-    env = {**_variables(home), **request.get("envs", {}), **config.get("envs", {})}
+    env = {**variables(home), **request.get("envs", {}), **config.get("envs", {})}
     _check_user(user)
     terminal = request.get("pty")
     argv = [config["cmd"], *config.get("args", [])]
@@ -199,7 +199,8 @@ def _start_in_terminal(
     return process
 
 
-def _variables(home: str) -> dict[str, str]:
+def variables(home: str) -> dict[str, str]:
+    """Return the variables that every process has."""
     name = _own_name()
     return {**os.environ, "HOME": home, "USER": name, "LOGNAME": name, "E2B_SANDBOX": "true"}
 

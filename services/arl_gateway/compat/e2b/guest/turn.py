@@ -6,13 +6,11 @@ environment's processes are frozen until the next action.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
 import sys
 import time
-from pathlib import Path
 
 __all__ = ["connect", "main", "relay"]
 
@@ -57,7 +55,7 @@ def _start_daemon() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    home = str(Path.cwd().parent)
+    home = os.path.dirname(os.getcwd())
     os.execv(  # noqa: S606 - a shell is not needed
         sys.executable, [sys.executable, "-S", "-E", "daemon.py", home]
     )
@@ -96,7 +94,7 @@ def _write(target: int, data: bytes) -> None:
 def main() -> None:
     """Relay until the turn ends, and print its reason."""
     reason = relay(connect(DIRECTORY), 0, 1)
-    _write(1, json.dumps({"turn": reason}).encode() + b"\n")
+    _write(1, b'{"turn": "%s"}\n' % reason.encode())
 
 
 if __name__ == "__main__":
