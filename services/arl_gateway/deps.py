@@ -111,6 +111,7 @@ class GatewayDeps:
             service.stop()
         self.waiters.drain()
         self.log_streams.drain()
+        self.sandboxes.channels.drain()
 
     def register_metrics(self, metrics: Metrics) -> None:
         """Add the gauges of requests in flight."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
@@ -309,6 +310,22 @@ async def test_sandbox_ends_at_its_timeout_and_its_environment_with_it(api: http
     await eventually(is_gone)
     assert (await sandbox.envd.get("/health")).status_code == 502
     await sandbox.envd.aclose()
+
+
+async def test_process_outlives_the_gateway_and_streams_end_with_it(system: System, sandbox: Sandbox) -> None:
+    running = asyncio.create_task(sandbox.run("sleep 60"))
+    [pid] = await first_pids(sandbox)
+    system.kill("gateway", signal.SIGTERM)
+    assert (await running)[-1]["error"]["code"] == "unavailable"
+    await system.start("gateway")
+    killed = await sandbox.rpc("process.Process/SendSignal", {"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"})
+    assert killed.status_code == 200
+
+
+async def test_sandbox_with_a_damaged_daemon_reports_it_and_recovers(sandbox: Sandbox) -> None:
+    found = await sandbox.run("pkill -f daemon.py; sleep 60")
+    assert found[-1]["error"]["code"] == "internal"
+    assert output(await sandbox.run("echo again")) == "again\n"
 
 
 async def test_sandbox_of_another_gateway_ends_after_a_restart(system: System, api: httpx.AsyncClient) -> None:

@@ -11,7 +11,7 @@ from arl_gateway.compat.e2b.access import SandboxPaths
 from arl_gateway.compat.e2b.envd.connect_codec import EnvelopeReader, encode_end, encode_envelope, timeout_of
 from arl_gateway.compat.e2b.envd.upload_form import parse_parts
 from arl_gateway.compat.e2b.errors import GuestCallError, rpc_error_body
-from arl_gateway.compat.e2b.turn_output import TurnOutput
+from arl_gateway.compat.e2b.turn_output import TurnOutput, turn_error
 from arl_wire.errors import NotFound, Unavailable
 
 SANDBOX = "0" * 32
@@ -124,3 +124,21 @@ async def test_requests_for_a_sandbox_get_a_path_of_their_own(
     scope = {"type": "http", "path": path, "query_string": query.encode(), "headers": encoded}
     await SandboxPaths(app)(scope, receive, send)
     assert paths == [seen]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "text"),
+    [
+        ("infra_error", "internal", "infra_error: infra_error (node_lost)"),
+        ("cancelled", "unavailable", "was not found"),
+        ("limit_exceeded", "resource_exhausted", "limit_exceeded: node_lost"),
+        ("user_error", "internal", "needs python3"),
+    ],
+)
+def test_infrastructure_errors_never_look_like_an_exit_code(outcome: str, code: str, text: str) -> None:
+    output = TurnOutput()
+    given = {"state": "settled", "outcome": outcome, "reason": "node_lost", "exit_code": 127}
+    assert [*output.add(an_event("end", **given))] == []
+    error = turn_error(output)
+    assert error.code == code
+    assert text in str(error)

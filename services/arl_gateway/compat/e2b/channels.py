@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
-from arl_core.domain.states import ActionOutcome
 from arl_gateway.actions.service import ActionService, RequestTrace
 from arl_gateway.compat.e2b.errors import GuestCallError
-from arl_gateway.compat.e2b.turn_output import TurnOutput
+from arl_gateway.compat.e2b.turn_output import ABSENT, TurnOutput, turn_error
 from arl_gateway.http.auth import Caller
 from arl_gateway.streaming.log_streams import LogStreams
 from arl_store.tx import Row
 from arl_wire.actions.action import DemandSpec, EnvironmentSelector, SubmitActionRequest
-from arl_wire.actions.output_events import OutputEnd, SendInputRequest
+from arl_wire.actions.output_events import SendInputRequest
 from arl_wire.errors import InputFull, NotRunning, TangramError
 
 __all__ = ["ProcessFeed", "SandboxChannel", "SandboxChannels", "Subscription"]
@@ -38,9 +37,10 @@ MAX_STDIN_BYTES = 8 << 20
 SLOW_CLIENT_EVENTS = 256
 """Events that wait for a client, each of at most 32 KiB. Beyond them the next action waits for the client."""
 SLOW_CLIENT_POLL_S = 0.05
+FIRST_YIELD_S, MAX_YIELD_S = 0.25, 5.0
+"""Seconds until another gateway's action is asked to end, doubled while this one does not start."""
 END_RETRY_S = 0.05
 """Seconds between attempts to end an action that may not have started."""
-ABSENT = "The sandbox was not found"
 
 Subscription = asyncio.Queue["dict[str, Any] | GuestCallError"]
 """Events of a process, or the error that ends them."""
@@ -233,17 +233,20 @@ class SandboxChannel:
             self._turn_action("".join(lines)), self._caller, key=None, trace=RequestTrace()
         )
         self._action = submitted.id
-        feeder = asyncio.create_task(self._send_calls(submitted.id))
+        tasks = {
+            asyncio.create_task(self._send_calls(submitted.id)),
+            asyncio.create_task(self._end_other_turns(submitted.id)),
+        }
         output = TurnOutput()
         try:
             async with aclosing(self._streams.follow(submitted.id, self._caller)) as events:
                 async for event in events:
-                    for message in output.add(event):
-                        self._handle(message)
+                    self._handle_event(output, event)
         finally:
             self._action = None
-            feeder.cancel()
-            await asyncio.wait((feeder,))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         self._check_turn(output)
 
     def _first_lines(self) -> list[str]:
@@ -297,6 +300,34 @@ class SandboxChannel:
                         return
                 self._unsent.pop(0)
 
+    async def _end_other_turns(self, action: UUID) -> None:
+        """While the action waits, end the sandbox's action of another gateway. That one then waits for this one."""
+        pause_s = FIRST_YIELD_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_YIELD_S)
+            with suppress(TangramError):
+                page = await self._actions.list(
+                    self._caller,
+                    task=self._sandbox.task,
+                    trajectory=self._sandbox.trajectory,
+                    state="running",
+                    cursor=None,
+                    limit=1,
+                )
+                if any(each.id == action for each in page.items):
+                    return
+                for each in page.items:
+                    await self._streams.send_input(each.id, self._caller, SendInputRequest(end=True))
+
+    def _handle_event(self, output: TurnOutput, event: bytes) -> None:
+        """Handle the messages of an event. Programs of the sandbox can change its daemon, so nothing is trusted."""
+        try:
+            for message in output.add(event):
+                self._handle(message)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise GuestCallError("internal", "the daemon of the sandbox sent an invalid message") from None
+
     def _handle(self, message: dict[str, Any]) -> None:
         if "id" in message:
             self._answer(message)
@@ -332,20 +363,7 @@ class SandboxChannel:
             for pid in [pid for pid, feed in self.feeds.items() if not feed.is_passive]:
                 del self.feeds[pid]
             return
-        raise _turn_error(output.end, output.stderr)
-
-
-def _turn_error(end: OutputEnd | None, stderr: str) -> GuestCallError:
-    if end is None:
-        return GuestCallError("internal", "infra_error: the output of the action was lost")
-    if end.outcome is ActionOutcome.CANCELLED:
-        return GuestCallError("unavailable", ABSENT)
-    why = ": ".join(filter(None, (end.reason, end.message)))
-    if end.outcome is ActionOutcome.LIMIT_EXCEEDED:
-        return GuestCallError("resource_exhausted", f"limit_exceeded: {why}")
-    if end.outcome is ActionOutcome.USER_ERROR and end.exit_code is not None:
-        return GuestCallError("internal", f"the sandbox cannot run its daemon; it needs python3: {stderr.strip()}")
-    return GuestCallError("internal", f"infra_error: {end.outcome} ({why})")
+        raise turn_error(output)
 
 
 class SandboxChannels:
@@ -369,6 +387,11 @@ class SandboxChannels:
         """End the calls and subscriptions of a sandbox that has ended."""
         if (found := self._channels.pop(id, None)) is not None:
             found.fail(GuestCallError("unavailable", ABSENT))
+
+    def drain(self) -> None:
+        """End all calls and streams, so that the server can stop. Processes continue."""
+        for each in self._channels.values():
+            each.fail(GuestCallError("unavailable", "this gateway is stopping; connect again"))
 
     async def stop(self) -> None:
         """Stop all channels. Their actions continue."""

@@ -4,9 +4,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from arl_core.domain.states import ActionOutcome
+from arl_gateway.compat.e2b.errors import GuestCallError
 from arl_wire.actions.output_events import OutputChunk, OutputEnd
 
-__all__ = ["TurnOutput"]
+__all__ = ["ABSENT", "TurnOutput", "turn_error"]
+
+ABSENT = "The sandbox was not found"
+"""Text by which E2B's clients recognize a sandbox that has ended or is paused."""
 
 MAX_STDERR_CHARACTERS = 2000
 
@@ -37,3 +42,18 @@ class TurnOutput:
                     self.reason = message["turn"]
                 else:
                     yield message
+
+
+def turn_error(output: TurnOutput) -> GuestCallError:
+    """Return the error of an action that did not end by itself."""
+    end = output.end
+    if end is None:
+        return GuestCallError("internal", "infra_error: the output of the action was lost")
+    if end.outcome is ActionOutcome.CANCELLED:
+        return GuestCallError("unavailable", ABSENT)
+    why = ": ".join(filter(None, (end.reason, end.message)))
+    if end.outcome is ActionOutcome.LIMIT_EXCEEDED:
+        return GuestCallError("resource_exhausted", f"limit_exceeded: {why}")
+    if end.outcome is ActionOutcome.USER_ERROR and end.exit_code is not None:
+        return GuestCallError("internal", f"the sandbox needs python3 for its daemon: {output.stderr.strip()}")
+    return GuestCallError("internal", f"infra_error: {end.outcome} ({why})")
