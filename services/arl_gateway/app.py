@@ -13,8 +13,7 @@ from arl_gateway.admin.project_routes import router as project_router
 from arl_gateway.admin.routes import router as admin_router
 from arl_gateway.audit_log.routes import router as audit_log_router
 from arl_gateway.compat.e2b.access import SandboxPaths
-from arl_gateway.compat.e2b.routers import ROUTERS as E2B
-from arl_gateway.compat.routers import PREFIXED_MOUNTS
+from arl_gateway.compat.routers import E2B_ROUTERS, PREFIXED_MOUNTS
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.deps import build_deps
 from arl_gateway.docs_site import serve_docs
@@ -57,7 +56,7 @@ ROUTERS = (
     reward_router,
     endpoint_router,
     *COMPATIBLE,
-    *E2B,
+    *E2B_ROUTERS,
     trace_router,
     explain_router,
     admin_router,

@@ -6,11 +6,13 @@ from fastapi import APIRouter
 from starlette.routing import Mount
 
 from arl_gateway.compat import nemo_gym, openrlhf, slime, upstream, vllm, vllm_pairs
+from arl_gateway.compat.e2b import control_routes, snapshot_routes
+from arl_gateway.compat.e2b.envd import content_routes, filesystem_routes, interpreter_routes, process_routes
 from arl_gateway.compat.openai import chat_completions, completions, models
 from arl_gateway.compat.sandbox_fusion import routes
 from arl_gateway.compat.swerex import routes as swerex
 
-__all__ = ["PREFIXED_MOUNTS", "ROUTERS"]
+__all__ = ["E2B_ROUTERS", "PREFIXED_MOUNTS", "ROUTERS"]
 
 _MODULES = (
     openrlhf,
@@ -26,6 +28,16 @@ _MODULES = (
     upstream,
 )
 ROUTERS = tuple(each.router for each in _MODULES)
+# `content_routes` and `control_routes` refuse every other path, of a port and of a sandbox.
+_E2B_MODULES = (
+    process_routes,
+    filesystem_routes,
+    interpreter_routes,
+    content_routes,
+    snapshot_routes,
+    control_routes,
+)
+E2B_ROUTERS = tuple(each.router for each in _E2B_MODULES)
 PREFIXES = (
     "/t/{task}/reward-services/{service}",
     "/t/{task}",
