@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -72,6 +73,15 @@ _DATABASE_UNREACHABLE = "the database is not reachable"
 _DISK_FULL = "the disk of the database is full; free space there, then try again"
 
 log = logging.getLogger(__name__)
+
+
+class _NameConvertor(StringConvertor):
+    """A path parameter without a colon, such as `{id:name}`. A route whose path ends in `{id}:verb` then stays its own."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", _NameConvertor())
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 ReadinessCheck = Callable[[float], Awaitable[str | None]]

@@ -109,7 +109,7 @@ async def list_environments(
 
 
 @router.get(
-    "/{id}",
+    "/{id:name}",
     operation_id="get_environment",
     summary="Get an environment",
     response_model_exclude_none=True,
@@ -121,7 +121,7 @@ async def get_environment(id: UUID, caller: Reader, environments: EnvironmentsDe
 
 
 @router.delete(
-    "/{id}",
+    "/{id:name}",
     operation_id="end_environment",
     summary="Delete an environment",
     status_code=204,

@@ -43,7 +43,7 @@ async def end_step(task: Name, step: StepNumber, caller: Writer, steps: StepsDep
 
 
 @router.get(
-    "/{task:path}/steps/{step}",
+    "/{task:path}/steps/{step:name}",
     operation_id="get_step",
     summary="Get a step",
     response_model_exclude_none=True,
