@@ -53,6 +53,15 @@ async def live(api: httpx.AsyncClient, task: str) -> set[str]:
     return {each["id"] for each in page.json()["items"]}
 
 
+@pytest_asyncio.fixture(autouse=True)
+async def _no_environment_remains(api: httpx.AsyncClient) -> AsyncIterator[None]:
+    """End all environments after each test, so that the next one has all the memory of the node."""
+    yield
+    page = await api.get("/v1/environments", params={"state": "live", "limit": 1000})
+    for each in page.json()["items"]:
+        await api.delete(f"/v1/environments/{each['id']}")
+
+
 def refusal(answer: httpx.Response) -> tuple[int, list[str]]:
     return answer.status_code, [each["field"] for each in answer.json().get("errors", [])]
 
@@ -152,7 +161,27 @@ async def test_forks_without_room_are_refused_and_none_remains(api: httpx.AsyncC
     again = await api.post(url, params={"wait": 2}, json={"count": 4}, headers=headers)
     assert (again.status_code, "did not exist within 2 s" in again.json()["detail"]) == (503, True)
     await eventually(only_the_source)
-    await api.delete(f"/v1/environments/{source}")
+
+
+async def test_repetition_completes_forks_of_a_gateway_that_died(system: System, api: httpx.AsyncClient) -> None:
+    task, headers = f"t-{uuid4().hex}", {"idempotency-key": uuid4().hex}
+    source, filler = await made(api, task=task, memory_mib=1024), await made(api, task=task, memory_mib=1536)
+    url = f"/v1/environments/{source}:fork"
+    forking = asyncio.create_task(api.post(url, json={"count": 2}, headers=headers))
+
+    async def one_fork_has_room() -> bool:
+        return len(await live(api, task)) == 3
+
+    await eventually(one_fork_has_room)
+    system.kill("gateway")
+    assert isinstance((await asyncio.gather(forking, return_exceptions=True))[0], httpx.TransportError)
+    await system.start("gateway")
+    await api.delete(f"/v1/environments/{filler}")
+    again = await api.post(url, json={"count": 2}, headers=headers)
+    assert again.status_code == 201, again.text
+    forks = {each["id"] for each in again.json()["items"]}
+    assert (len(forks), await live(api, task)) == (2, {source, *forks})
+    assert (await api.get("/v1/snapshots")).json()["items"] == []
 
 
 async def test_invalid_forks_are_refused_with_the_field(api: httpx.AsyncClient) -> None:

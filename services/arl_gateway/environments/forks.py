@@ -32,7 +32,7 @@ from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentR
 from arl_wire.errors import Conflict, FieldError, NotFound, TangramError, Unavailable
 from arl_wire.internal.admission import SnapshotSource
 
-__all__ = ["ForkService"]
+__all__ = ["ForkService", "attempt_keys"]
 
 MAX_ATTEMPTS = 16
 """Attempts of one `Idempotency-Key`. Each repetition after a failed attempt makes one."""
@@ -78,7 +78,7 @@ class ForkService:
         key = check_idempotency_key(key)
         source = await self._fetch_source(id, caller)
         for attempt in range(MAX_ATTEMPTS):
-            keys = _attempt_keys(key, attempt, body.count)
+            keys = attempt_keys(key, attempt, body.count)
             if source.state != EnvironmentState.LIVE and not await self._is_known(keys[0], caller):
                 raise not_live_error(source)
             saving = await self._archives.submit_transfer(
@@ -156,7 +156,7 @@ class ForkService:
                     raise _with_field(answer, index)
             created = await self._wait_all(ids, source, caller, wait_s=wait_s)
         except BaseException:
-            await asyncio.shield(self._undo(ids, caller))
+            await asyncio.shield(self._undo(ids, caller, own_names=body.trajectories is None))
             raise
         async with self._store.read() as tx:
             rows = await queries.environments_by_id(tx, created, project_id=caller.project_id)
@@ -176,19 +176,21 @@ class ForkService:
             for task in waiting:
                 task.cancel()
 
-    async def _undo(self, ids: Sequence[UUID], caller: Caller) -> None:
+    async def _undo(self, ids: Sequence[UUID], caller: Caller, *, own_names: bool) -> None:
         """Cancel all creations and end the environments that exist already."""
-        await asyncio.gather(*(self._undo_one(id, caller) for id in ids), return_exceptions=True)
+        undoing = (self._undo_one(id, caller, own_name=own_names) for id in ids)
+        await asyncio.gather(*undoing, return_exceptions=True)
 
-    async def _undo_one(self, id: UUID, caller: Caller) -> None:
+    async def _undo_one(self, id: UUID, caller: Caller, *, own_name: bool) -> None:
         creation = await self._actions.cancel(id, caller)
         if creation.settled_at is None:
             creation = await self._actions.get(id, caller, wait_s=UNDO_WAIT_S)
-        if creation.settled_at is None and creation.trajectory is not None:
-            # The node does not answer. It ends the environment when it returns.
-            await self._actions.end_trajectory(creation.task, creation.trajectory, caller)
-        else:
+        if creation.settled_at is not None:
             await self._environments.discard_environment(creation, caller)
+        elif own_name and creation.trajectory is not None:
+            # The node does not answer. A name that the client chose may be another environment's, so only the
+            # cancellation applies to it.
+            await self._actions.end_trajectory(creation.task, creation.trajectory, caller)
 
     async def _fetch_source(self, id: UUID, caller: Caller) -> Row:
         async with self._store.read() as tx:
@@ -205,7 +207,7 @@ class ForkService:
             return await queries.has_submission_key(tx, [key], project_id=caller.project_id)
 
 
-def _attempt_keys(key: str | None, attempt: int, count: int) -> list[str | None]:
+def attempt_keys(key: str | None, attempt: int, count: int) -> list[str | None]:
     """Return the keys of the snapshot and of each fork in an attempt."""
     if key is None:
         return [None] * (count + 1)
