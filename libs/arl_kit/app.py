@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 class _NameConvertor(StringConvertor):
-    """A path parameter without a colon, such as `{id:name}`. A route whose path ends in `{id}:verb` then stays its own."""
+    """A path parameter without a colon, such as `{id:name}`, so that `{id}:verb` is the path of another route."""
 
     regex = "[^/:]+"
 
