@@ -74,9 +74,12 @@ async def test_request_with_nulls_has_the_status_of_the_request_without(
         url = path.format_map({"id": environment, "task": "t", "name": "none", "trajectory": "nulls"})
         for example in media["examples"].values():
             await api.request(method, url, json=example["value"])  # what it creates exists for both of the others
-            plain = await api.request(method, url, json=example["value"])
+            before = await api.request(method, url, json=example["value"])
             nulled = await api.request(method, url, json=with_nulls(media["schema"], example["value"]))
-            assert (nulled.status_code, code_of(nulled)) == (plain.status_code, code_of(plain)), nulled.text
+            # A gateway learns of a new reward service within a second, which may be between two requests.
+            after = await api.request(method, url, json=example["value"])
+            plain = [(each.status_code, code_of(each)) for each in (before, after)]
+            assert (nulled.status_code, code_of(nulled)) in plain, nulled.text
 
 
 async def test_submission_with_nulls_gets_the_defaults(system: System) -> None:

@@ -47,8 +47,11 @@ async def report_of(client: AsyncTangram, step: int, *, turns: int) -> StepRepor
 
 
 async def test_report_shows_open_and_ended_trajectories_and_the_projected_end(client: AsyncTangram) -> None:
-    for trajectory, turns in (("a", 3), ("b", 40)):
-        await client.run(task=TASK, step=1, trajectory=trajectory, expected_turns=turns, argv=["true"])
+    await client.run(task=TASK, step=1, trajectory="a", expected_turns=3, argv=["true"])
+    await client.pause_queue(TASK)
+    waiting = await client.submit(task=TASK, step=1, trajectory="b", expected_turns=40, argv=["true"])
+    await client.resume_queue(TASK)
+    await client.wait([waiting.id], timeout_s=30)
     report = await report_of(client, 1, turns=2)
     assert (report.open, report.ended, report.unpredicted, report.ended_at) == (2, 0, 0, None)
     assert report.slowest is not None

@@ -125,7 +125,8 @@ class TestUp:
         told = {name: ready.environment_of(name) for name in EVERYBODY}
         assert {name for name in EVERYBODY if told[name].get("CUDA_VISIBLE_DEVICES") == "1"} == {"gpu"}
         assert {name for name in EVERYBODY if told[name].get("LD_LIBRARY_PATH") == "/opt/driver"} == {"gpu"}
-        assert {name for name in EVERYBODY if told[name].get("https_proxy") == "http://proxy.example"} == {"api"}
+        proxied = {name for name in EVERYBODY if told[name].get("https_proxy") == "http://proxy.example"}
+        assert proxied == {"api", "cpu"}, "endpoints, and registries of images"
         assert {name for name in EVERYBODY if "sk-of-search" in str(told[name])} == {"api"}
         assert not any("WANDB_API_KEY" in environment for environment in told.values())
 
