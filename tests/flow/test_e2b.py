@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pytest
 import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
@@ -352,6 +353,35 @@ async def test_sandbox_is_hidden_from_other_projects_and_needs_its_token(
     for token in ({"x-access-token": "no"}, {"x-access-token": API_KEY}):
         refused = await sandbox.envd.post("/process.Process/List", json={}, headers=token)
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthenticated")
+
+
+@pytest.mark.parametrize(
+    ("port", "path"),
+    [
+        (ENVD_PORT, "/process.Process/List?signature=v1_x"),
+        (ENVD_PORT, "/files?path=/etc/passwd&signature=v1_x"),
+        ("49999", "/execute?signature=v1_x"),
+        ("49999", "/contexts"),
+        ("49999", "/contexts/../execute"),
+        ("49999", "/health/../execute"),
+    ],
+)
+@pytest.mark.parametrize("token", [None, "no"])
+async def test_sandbox_id_without_its_token_opens_nothing(
+    sandbox: Sandbox, port: str, path: str, token: str | None
+) -> None:
+    headers = {"e2b-sandbox-id": sandbox.id, "e2b-sandbox-port": port}
+    headers |= {"x-access-token": token} if token is not None else {}
+    method = "GET" if path.startswith("/files") else "POST"
+    async with httpx.AsyncClient(base_url=sandbox.api.base_url) as stranger:
+        refused = await stranger.request(method, path, json={}, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) in ((401, "unauthenticated"), (401, 401))
+
+
+async def test_contexts_accept_the_token_of_traffic(sandbox: Sandbox) -> None:
+    headers = {"e2b-sandbox-id": sandbox.id, "e2b-sandbox-port": "49999", "e2b-traffic-access-token": sandbox.token}
+    async with httpx.AsyncClient(base_url=sandbox.api.base_url, timeout=60) as client:
+        assert (await client.get("/contexts", headers=headers)).status_code == 200
 
 
 async def test_features_that_do_not_exist_are_refused_with_their_name(api: httpx.AsyncClient, sandbox: Sandbox) -> None:

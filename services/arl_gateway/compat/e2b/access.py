@@ -25,8 +25,11 @@ __all__ = ["ENVD_PREFIX", "INTERPRETER_PREFIX", "PORTS_PREFIX", "SandboxPaths", 
 ENVD_PREFIX = "/e2b/envd"
 PORTS_PREFIX = "/e2b/ports"
 INTERPRETER_PREFIX = f"{PORTS_PREFIX}/49999"
-OPEN_PATHS = (f"{ENVD_PREFIX}/health", f"{INTERPRETER_PREFIX}/contexts", f"{INTERPRETER_PREFIX}/health")
-"""Prefixes of paths that E2B's clients request without a token. They run no code and read no files."""
+OPEN_PATHS = frozenset({f"{ENVD_PREFIX}/health", f"{INTERPRETER_PREFIX}/health"})
+"""Paths that E2B's clients request without a token. They say only whether the sandbox runs."""
+FILES_PATH = f"{ENVD_PREFIX}/files"
+TOKEN_HEADERS = ("x-access-token", "e2b-traffic-access-token")
+"""Headers with the token of a sandbox. Requests about contexts have only the second one."""
 ENVD_PORT = "49983"
 HOST_NAME = re.compile(r"(\d+)-([a-z0-9]+)\.")
 RPC_PREFIXES = ("/process.Process/", "/filesystem.Filesystem/")
@@ -77,9 +80,10 @@ async def _find_sandbox(request: Request) -> Row:
     headers = request.headers
     host = HOST_NAME.match(headers.get("host", ""))
     sandbox_id = headers.get("e2b-sandbox-id") or (host[2] if host else None)
-    token = headers.get("x-access-token")
+    token = next((headers[name] for name in TOKEN_HEADERS if name in headers), None)
+    is_signed = request.url.path == FILES_PATH and "signature" in request.query_params and token is None
     async with gateway_deps(request).store.read() as tx:
-        if request.url.path == f"{ENVD_PREFIX}/files" and "signature" in request.query_params and token is None:
+        if is_signed:
             _check_expiry(request)
             row = await sandbox_queries.sandbox_by_signature(tx, **_signed_text(request))
             if row is None or (sandbox_id is not None and row.id.hex != sandbox_id):
@@ -90,7 +94,7 @@ async def _find_sandbox(request: Request) -> Row:
             row = await sandbox_queries.sandbox_by_token(tx, token or "")
     if row is None or row.paused_at is not None:
         raise SandboxAbsent(sandbox_id or "")
-    is_open = request.url.path.startswith(OPEN_PATHS) or "signature" in request.query_params
+    is_open = is_signed or request.url.path in OPEN_PATHS
     if not is_open and not compare_digest((token or "").encode(), row.access_token.encode()):
         raise GuestCallError("unauthenticated", "the request needs the sandbox's token in X-Access-Token")
     return row

@@ -87,9 +87,10 @@ async def list_sandboxes(request: Request, caller: Reader, sandboxes: SandboxesD
 
 @router.get("/sandboxes/{sandbox_id}")
 async def get_sandbox(sandbox_id: str, caller: Reader, sandboxes: SandboxesDep) -> Response:
-    """Return a sandbox."""
+    """Return a sandbox, with its token if the key may run commands."""
     row = await sandboxes.get(sandbox_id, caller)
-    return JSONResponse({**listed_sandbox(row), "envdAccessToken": row.access_token})
+    token = {"envdAccessToken": row.access_token} if caller.has_scope("actions:write") else {}
+    return JSONResponse(listed_sandbox(row) | token)
 
 
 @router.delete("/sandboxes/{sandbox_id}")

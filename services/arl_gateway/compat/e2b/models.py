@@ -46,6 +46,7 @@ def new_sandbox(row: Row) -> dict[str, Any]:
         "clientID": "tangram",
         "envdVersion": ENVD_VERSION,
         "envdAccessToken": row.access_token,
+        "trafficAccessToken": row.access_token,
     }
 
 
