@@ -278,6 +278,7 @@ async def test_fork_has_the_files_and_not_later_changes(api: httpx.AsyncClient, 
         await each.kill()
 
 
+@pytest.mark.slow
 async def test_snapshot_is_a_template_until_it_is_deleted(api: httpx.AsyncClient, sandbox: Sandbox) -> None:
     await sandbox.run("echo stored > /tmp/state")
     made = (await api.post(f"/sandboxes/{sandbox.id}/snapshots", json={})).json()["snapshotID"]
@@ -289,6 +290,7 @@ async def test_snapshot_is_a_template_until_it_is_deleted(api: httpx.AsyncClient
     assert deleted == [204, 404]
 
 
+@pytest.mark.slow
 async def test_paused_sandbox_is_absent_and_continues_after_connect(api: httpx.AsyncClient, sandbox: Sandbox) -> None:
     await sandbox.run("sleep 60 >/dev/null 2>&1 & echo $! > /tmp/pid")
     assert (await api.post(f"/sandboxes/{sandbox.id}/pause", json={})).status_code == 204
