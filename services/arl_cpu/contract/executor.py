@@ -88,6 +88,8 @@ class ExecSpec:
     source: str | None
     env: Mapping[str, str]
     cwd: str | None
+    user: str | None = field(default=None, kw_only=True)
+    """User of the program as `USER` or `USER:GROUP`, names or numbers. None: the default of the environment."""
     stdin: bytes
     files: Mapping[str, bytes]
     fetch: tuple[str, ...]

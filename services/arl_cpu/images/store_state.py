@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from arl_core.images.eviction import StoredImage, choose_evictions
 from arl_core.images.references import is_image_name
 from arl_cpu.images.image_repository import PulledImage
-from arl_cpu.templates.layer_store import StoredLayer, read_layers
+from arl_cpu.templates.layer_store import StoredLayer, digest_of_layer, layer_directories, read_layers
 from arl_cpu.templates.template_store import TemplateInUse, TemplateStore
 
 __all__ = ["StoreState", "read_store"]
@@ -30,7 +30,7 @@ class StoreState:
     @property
     def digests(self) -> frozenset[str]:
         """Return the digests of all layers."""
-        return frozenset(name.replace("-", ":", 1) for name in self.layers)
+        return frozenset(digest_of_layer(name) for name in self.layers)
 
     def evictions(self, store: TemplateStore, bytes_to_free: int, *, kept: Collection[str]) -> list[str]:
         """Return the images to remove to free these bytes. Those in use and those in `kept` stay."""
@@ -38,7 +38,7 @@ class StoreState:
             StoredImage(
                 name=image.name,
                 used_at=image.used_at,
-                layers=frozenset(_directories(image)),
+                layers=frozenset(each for each in _directories(image) if each in self.layers),
                 is_pinned=image.name in kept or _is_used(store, image.name),
             )
             for image in self.images
@@ -57,7 +57,7 @@ def read_store(store: TemplateStore) -> StoreState:
             digest=template.digest,
             bytes=sum(layers[each].packed_bytes for each in template.layers if each in layers),
             unpacked_bytes=template.bytes,
-            layers={each.replace("-", ":", 1): layers[each].packed_bytes for each in template.layers if each in layers},
+            layers={digest_of_layer(each): layers[each].packed_bytes for each in template.layers if each in layers},
             used_at=used_at,
         )
         for template, used_at in store.list_images()
@@ -67,7 +67,7 @@ def read_store(store: TemplateStore) -> StoreState:
 
 
 def _directories(image: PulledImage) -> list[str]:
-    return [digest.replace(":", "-", 1) for digest in image.layers]
+    return [name for digest in image.layers for name in layer_directories(digest)]
 
 
 def _is_used(store: TemplateStore, name: str) -> bool:

@@ -28,6 +28,7 @@ from arl_cpu.launcher.isolation.drivers import AUTO, DRIVERS, FALLBACKS, Isolati
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.cgroups import find_cgroup_tree
 from arl_cpu.launcher.linux.event_loop import EventLoop
+from arl_cpu.launcher.linux.id_ranges import open_id_ranges
 from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
 from arl_cpu.launcher.sandbox.zygote import start_zygote
 from arl_cpu.launcher.server.launcher_node import LauncherNode
@@ -200,6 +201,7 @@ def _run_driver(settings: LauncherSettings, driver: IsolationDriver, fallback_re
         cgroup_tree=tree,
         driver=driver,
         first_host_id=first_host_id,
+        id_ranges=open_id_ranges(suffix) if driver.has_zygote_namespaces else None,
         work_dir=work_dir,
         base_prefix=os.path.realpath(sys.base_prefix),
         agent_kind=settings.agent if program is not None else native.PYTHON,

@@ -81,6 +81,7 @@ def exec_spec_from_row(
         source=payload["source"],
         env=payload["env"] | _verifier_variables(payload),
         cwd=payload["cwd"],
+        user=payload.get("user"),
         stdin=b64decode(payload["stdin"]),
         stdin_open=payload.get("stdin_open", False),
         session=payload.get("session"),

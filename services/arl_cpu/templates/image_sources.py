@@ -24,6 +24,7 @@ from arl_cpu.templates.oci_image import (
     select_image,
 )
 from arl_cpu.templates.template import TemplateError
+from arl_cpu.templates.template_store import keeps_owners
 
 __all__ = ["ImageBlobs", "identify_source", "open_source", "pack_directory", "read_image"]
 
@@ -97,7 +98,8 @@ def pack_directory(directory: Path, target: BinaryIO) -> None:
                 member = archive.gettarinfo(path, os.path.relpath(path, directory))
                 if member is None or not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
                     continue
-                member.uid = member.gid = 0
+                if not keeps_owners():
+                    member.uid = member.gid = 0
                 member.uname = member.gname = ""
                 if member.isfile():
                     with open(path, "rb") as file:

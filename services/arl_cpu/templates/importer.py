@@ -11,6 +11,7 @@ from arl_cpu.templates.image_sources import identify_source, open_source, pack_d
 from arl_cpu.templates.layer_store import (
     StoredLayer,
     archive_errors,
+    digest_of_layer,
     home_directory,
     remove_unused_layers,
     store_layer,
@@ -20,7 +21,7 @@ from arl_cpu.templates.layer_store import (
 )
 from arl_cpu.templates.oci_image import OciImage
 from arl_cpu.templates.template import Template, TemplateError, check_name
-from arl_cpu.templates.template_store import TemplateStore, UnknownTemplate
+from arl_cpu.templates.template_store import TemplateStore, UnknownTemplate, keeps_owners
 from arl_store.files import replace_file
 
 __all__ = ["import_template", "make_template", "remove_record", "remove_template"]
@@ -39,7 +40,7 @@ def import_template(store: TemplateStore, path: Path, name: str, *, budget: Impo
         if kind == "directory":
             image = OciImage(())
             layers = [_store_directory(store, path, budget, locks)]
-            digest = layers[0].name.replace("-", ":")
+            digest = digest_of_layer(layers[0].name)
         else:
             with archive_errors(path), open_source(path) as blobs:
                 image, digest = read_image(blobs)
@@ -67,6 +68,8 @@ def make_template(
         env=image.env,
         workdir=image.workdir,
         home=home_directory(store, layers),
+        user=image.user,
+        has_owners=keeps_owners(),
         left_out=sum(layer.left_out for layer in layers),
     )
     replace_file(store.record_path(name), template.dumps())

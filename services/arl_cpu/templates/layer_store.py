@@ -26,13 +26,15 @@ from arl_cpu.templates.image_sources import ImageBlobs
 from arl_cpu.templates.layer_unpacker import OPAQUE, read_archive
 from arl_cpu.templates.oci_image import ImageLayer
 from arl_cpu.templates.template import TemplateError
-from arl_cpu.templates.template_store import LAYER_TREE, TemplateInUse, TemplateStore, shared_lock
+from arl_cpu.templates.template_store import LAYER_TREE, TemplateInUse, TemplateStore, keeps_owners, shared_lock
 
 __all__ = [
     "StoredLayer",
     "archive_errors",
+    "digest_of_layer",
     "find_stored_layer",
     "home_directory",
+    "layer_directories",
     "read_layers",
     "remove_unused_layers",
     "store_layer",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _PARTIAL = ".partial-"
+_WITH_OWNERS = ".owners"
 _LAYER_RECORD = "about.json"
 _ROOT_HOME = "root"
 _BLOCK = 1 << 20
@@ -145,8 +148,20 @@ def _make_partial_directory(store: TemplateStore, locks: ExitStack) -> Path:
             return partial
 
 
+def digest_of_layer(directory: str) -> str:
+    """Return the digest of the uncompressed archive from the name of a layer's directory."""
+    return directory.removesuffix(_WITH_OWNERS).replace("-", ":")
+
+
+def layer_directories(digest: str) -> tuple[str, str]:
+    """Return the directories that a layer has without and with the owners of its files."""
+    name = digest.replace(":", "-")
+    return name, f"{name}{_WITH_OWNERS}"
+
+
 def _layer_directory(digest: str) -> str:
-    return digest.replace(":", "-")
+    """Return the directory. Earlier versions unpacked other layers, without owners, for one user."""
+    return layer_directories(digest)[keeps_owners()]
 
 
 def sync_layers(directory: Path) -> None:
@@ -159,7 +174,7 @@ def sync_layers(directory: Path) -> None:
 
 
 def home_directory(store: TemplateStore, layers: list[StoredLayer]) -> str | None:
-    """Return the home directory of the image's root user, whose role the sandbox user takes, or None."""
+    """Return the home directory of the image's root user, or None. The only user of an environment takes its role."""
     for layer in reversed(layers):
         with suppress(FileNotFoundError):
             found = os.lstat(store.layers_dir / layer.name / LAYER_TREE / _ROOT_HOME)

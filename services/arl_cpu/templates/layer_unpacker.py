@@ -1,8 +1,9 @@
 """Unpacking of a layer's archive into a directory that overlayfs can stack.
 
 No archive can escape the directory. The kernel resolves every path with the directory as root and never follows a last
-component. Only files that this module has just created are opened. No file belongs to root; set-uid bits and devices
-are dropped.
+component. Only files that this module has just created are opened. Devices are dropped. If the layer keeps no owners,
+no file belongs to root and set-uid bits are dropped. Otherwise only environments, which have ids of their own, show the
+files under these owners.
 """
 
 import errno
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from arl_cpu.launcher.files.tar_headers import BoundedTarInfo
+from arl_cpu.launcher.isolation.users import MAX_ID
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.layer_entries import LayerEntry, parse_member_name, relative_path
 from arl_cpu.templates.template import TemplateError
-from arl_cpu.templates.template_store import layer_owner
+from arl_cpu.templates.template_store import keeps_owners, layer_owner
 
 __all__ = ["OPAQUE", "LayerUnpacker", "read_archive"]
 
@@ -52,12 +54,12 @@ class LayerUnpacker:
 
     def __init__(self, target: Path, budget: ImportBudget) -> None:
         self.left_out = 0
-        self._budget, self._owner = budget, layer_owner()
+        self._budget, self._owner, self._keeps_owners = budget, layer_owner(), keeps_owners()
         self._root = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._last_directory: tuple[str, int] | None = None
         """The last directory used. Its path may resolve differently after a removal."""
         self._times: dict[str, float] = {}
-        _set_owner(self._root, "", self._owner)
+        self._set_owner(self._root, "")
 
     def close(self) -> None:
         """Close the opened directories."""
@@ -100,7 +102,7 @@ class LayerUnpacker:
         elif member.issym():
             self._remove(parent, entry.name)
             os.symlink(member.linkname, entry.name, dir_fd=parent)
-            _set_owner(parent, entry.name, self._owner)
+            self._set_owner(parent, entry.name, member)
         elif member.islnk():
             self._make_hard_link(member.linkname, parent, entry.name)
         else:
@@ -112,10 +114,9 @@ class LayerUnpacker:
             self._remove(parent, entry.name)
         if found is None or not stat.S_ISDIR(found):
             os.mkdir(entry.name, 0o700, dir_fd=parent)
-            _set_owner(parent, entry.name, self._owner)
+        self._set_owner(parent, entry.name, member)
         made = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        # Its owner may always write, as root in a container can.
-        os.fchmod(made, member.mode & 0o1777 | 0o700)
+        os.fchmod(made, self._mode_of(member, 0o700))
         if found is not None and stat.S_ISCHR(found):
             os.setxattr(made, OPAQUE, b"y")  # a whiteout came first, so the directory hides the lower one
         os.close(made)
@@ -130,9 +131,26 @@ class LayerUnpacker:
         with os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=parent), "wb") as file:
             shutil.copyfileobj(source, file, _BLOCK)
             file.flush()
-            _set_owner(file.fileno(), "", self._owner)
-            os.fchmod(file.fileno(), member.mode & 0o777 | 0o600)
+            self._set_owner(file.fileno(), "", member)
+            os.fchmod(file.fileno(), self._mode_of(member, 0o600))
             os.utime(file.fileno(), (_member_mtime(member), _member_mtime(member)))
+
+    def _mode_of(self, member: tarfile.TarInfo, least: int) -> int:
+        """Return the mode of a file or directory.
+
+        The only user of an environment may always read and write its files, as root of a container can.
+        """
+        if self._keeps_owners:
+            return member.mode & 0o7777
+        return member.mode & (0o1777 if member.isdir() else 0o777) | least
+
+    def _set_owner(self, directory: int, name: str, member: tarfile.TarInfo | None = None) -> None:
+        if not self._keeps_owners:
+            _set_owner(directory, name, self._owner, self._owner)
+            return
+        uid, gid = (member.uid, member.gid) if member is not None else (0, 0)
+        # Larger ids do not exist in an environment.
+        _set_owner(directory, name, *(each if 0 <= each <= MAX_ID else MAX_ID for each in (uid, gid)))
 
     def _make_hard_link(self, target: str, parent: int, name: str) -> None:
         """Create a hard link. Its target must be a file of this layer."""
@@ -197,7 +215,7 @@ class LayerUnpacker:
             except FileNotFoundError:
                 self._budget.spend_member()
                 os.mkdir(name, 0o755, dir_fd=directory)
-                _set_owner(directory, name, self._owner)
+                self._set_owner(directory, name)
                 below = syscalls.open_in_root(self._root, above, _DIRECTORY)
             os.close(directory)
             directory = below
@@ -209,14 +227,14 @@ class LayerUnpacker:
             self._last_directory = None
 
 
-def _set_owner(directory: int, name: str, owner: int | None) -> None:
-    if owner is None:
+def _set_owner(directory: int, name: str, owner: int | None, group: int | None) -> None:
+    if owner is None or group is None:
         return
     try:
         if name:
-            os.chown(name, owner, owner, dir_fd=directory, follow_symlinks=False)
+            os.chown(name, owner, group, dir_fd=directory, follow_symlinks=False)
         else:
-            os.chown(f"/proc/self/fd/{directory}", owner, owner)
+            os.chown(f"/proc/self/fd/{directory}", owner, group)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EPERM):  # root of a container that lacks this uid
             raise

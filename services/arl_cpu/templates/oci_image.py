@@ -29,6 +29,7 @@ MAX_VARIABLES_BYTES = 512 << 10
 MAX_LAYERS = 200
 _REF_NAME_ANNOTATION = "org.opencontainers.image.ref.name"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.$-]{0,63})?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*", re.DOTALL)
 
 
@@ -52,6 +53,8 @@ class OciImage:
     """Layers, lowest first."""
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
+    user: str | None = None
+    """User of its programs as `USER` or `USER:GROUP`. None: root."""
 
 
 def is_index(manifest: Mapping[str, Any]) -> bool:
@@ -119,7 +122,12 @@ def _build_image(layers: Sequence[ImageLayer], config: Mapping[str, Any]) -> Oci
     wanted = _dict(config, "config")
     variables = [each for each in wanted.get("Env") or () if isinstance(each, str) and _VARIABLE.fullmatch(each)]
     _check_sizes(variables)
-    return OciImage(tuple(layers), dict(each.split("=", 1) for each in variables), _workdir(wanted.get("WorkingDir")))
+    return OciImage(
+        tuple(layers),
+        dict(each.split("=", 1) for each in variables),
+        _workdir(wanted.get("WorkingDir")),
+        _user(wanted.get("User")),
+    )
 
 
 def _check_sizes(variables: Sequence[str]) -> None:
@@ -143,6 +151,17 @@ def _workdir(value: object) -> str | None:
         return None
     path = "/" + posixpath.normpath(value).lstrip("/")
     return path if path != "/" else None
+
+
+def _user(value: object) -> str | None:
+    """Return the user. Raises TemplateError: with another one than the image's author meant, programs fail later."""
+    if value in (None, ""):
+        return None
+    if not isinstance(value, str) or not _USER.fullmatch(value):
+        raise TemplateError(
+            f"the user {str(value)[:80]!r} of the image is not a name or number: correct it in the image"
+        )
+    return value
 
 
 def _diff_ids(config: Mapping[str, Any], count: int, architecture: str) -> list[str]:

@@ -27,6 +27,10 @@ class Template:
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     home: str | None = None
+    user: str | None = None
+    """Default user. None: root, or the only user of an environment without owners."""
+    has_owners: bool = False
+    """True if its files keep the owners of the image. Otherwise they belong to one user."""
     left_out: int = 0
     """Number of devices and pipes that were omitted."""
 

@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from arl_core.images.references import is_image_name
+from arl_cpu.launcher.linux.id_ranges import can_map_ranges
 from arl_cpu.templates.template import Template
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "TemplateInUse",
     "TemplateStore",
     "UnknownTemplate",
+    "keeps_owners",
     "layer_owner",
     "shared_lock",
 ]
@@ -35,9 +37,15 @@ _TRIES = 3
 def layer_owner() -> int | None:
     """Return the owner of layer files. None means the user that unpacks them.
 
-    Root uses one fixed uid, which an idmapped mount translates to the uid of the environment.
+    Root uses the owners of the archive, or one fixed uid if environments have one user. An idmapped mount translates
+    them to the ids of the environment.
     """
     return _LAYER_UID if os.geteuid() == 0 else None
+
+
+def keeps_owners() -> bool:
+    """Return True if new layers keep the owners of the archive, because environments of this machine have users."""
+    return can_map_ranges()
 
 
 class UnknownTemplate(Exception):

@@ -31,9 +31,10 @@ from arl_cpu.launcher.agent.agent_process import (
 )
 from arl_cpu.launcher.agent.agent_request import AgentRequest
 from arl_cpu.launcher.agent.memory_watch import MemoryWatch
-from arl_cpu.launcher.agent.process_spawn import spawn_by_fork, spawn_process, spawn_session
+from arl_cpu.launcher.agent.process_spawn import give_files, spawn_by_fork, spawn_process, spawn_session, with_home
 from arl_cpu.launcher.files import workspace
 from arl_cpu.launcher.isolation.isolation import AgentSetup, Isolation, TemplateLayers
+from arl_cpu.launcher.isolation.users import SandboxUser, acting_as, find_user
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.processes import resume, signal_each
 
@@ -103,7 +104,7 @@ def _exec_native_agent(isolation: Isolation, setup: AgentSetup, oom_score: int) 
     os.dup2(oom_score, OOM_SCORE_FD)
     os.set_inheritable(CHANNEL_FD, True)
     kept = "keep" if setup.keeps_processes else "sweep"
-    os.execve(program, ["agent", setup.workspace, isolation.write_area, kept], {})  # noqa: S606
+    os.execve(program, ["agent", setup.workspace, isolation.write_area, kept, setup.home], {})  # noqa: S606
 
 
 def _send_failure(channel: PacketChannel, error: OSError) -> None:
@@ -170,10 +171,12 @@ class _SandboxAgent:
     def _start(self, payload: int, *stdio: int) -> None:
         try:
             order = AgentRequest.unpack(os.dup(payload))
-            note = self._workspace.mend()
+            user = find_user(order.user) if order.user is not None else None
+            note = self._workspace.mend(user)
             self._workspace.check_paths([*order.files, *order.fetch])
-            self._workspace.write_files(order.files)
-            self._workspace.check_directory(order.cwd)
+            with acting_as(user):
+                self._workspace.write_files(order.files)
+                self._workspace.check_directory(order.cwd)
         except MemoryError:
             self._channel.send(
                 {
@@ -195,17 +198,20 @@ class _SandboxAgent:
                 self._send_refusal(str(error))
         else:
             if order.mode == "files":
-                message = self._workspace.send_files(order.fetch, self._channel)
+                with acting_as(user):
+                    message = self._workspace.send_files(order.fetch, self._channel)
                 self._channel.send({"op": "exited", "status": 0, "message": joined(note, message)})
             else:
-                self._launch(order, stdio, note)
+                self._launch(order, user, stdio, note)
         for fd in (payload, *stdio):
             os.close(fd)
 
-    def _launch(self, request: AgentRequest, stdio: tuple[int, ...], note: str | None) -> None:
+    def _launch(
+        self, request: AgentRequest, user: SandboxUser | None, stdio: tuple[int, ...], note: str | None
+    ) -> None:
         # If no process was left behind, none can have appeared: the environment was frozen.
         action = AgentAction(
-            frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request
+            frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request, user
         )
         action.note = note
         # A command of a session starts no process here, and its shell is one of the earlier processes.
@@ -263,13 +269,18 @@ class _SandboxAgent:
     def _spawn(self, action: AgentAction, stdio: tuple[int, ...]) -> int:
         """Start the action's first process. Return its pid, or 0 if the action has none. Raises OSError."""
         request, inherited = action.request, action.source.inherited if action.source is not None else ()
-        if request.mode == "session":
-            return spawn_session(request, stdio, self._isolation)
         if request.mode == "watch":
             return 0
+        if action.user is not None:
+            request = with_home(request, action.user, self._setup.home)
+            give_files(stdio, action.user)
+        if request.mode == "session":
+            with acting_as(action.user):
+                return spawn_session(request, stdio, self._isolation)
         if self._isolation.confines_actions:
             return spawn_by_fork(request, stdio, self._isolation, *inherited)
-        return spawn_process(request, stdio)
+        with acting_as(action.user):
+            return spawn_process(request, stdio)
 
     def _set_oom_score(self, score: bytes) -> None:
         with contextlib.suppress(PermissionError):  # a host may have set a higher minimum
@@ -325,7 +336,8 @@ class _SandboxAgent:
         left = [process for process in others if process not in action.earlier_processes]
         if not self._setup.has_cgroup:
             self._isolation.signal_all(signal.SIGSTOP)
-        message = joined(action.note, self._workspace.send_files(action.request.fetch, self._channel))
+        with acting_as(action.user):
+            message = joined(action.note, self._workspace.send_files(action.request.fetch, self._channel))
         # A child starts with the agent's own pages, which are not the action's memory.
         peak_kib = max(peak_kib if peak_kib > _own_peak_kib() + _PEAK_MARGIN_KIB else 0, action.peak_kib)
         limit = "memory" if action.is_over_memory else action.exceeded_limit or ("disk" if is_full else None)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from arl_cpu.launcher.agent.agent_request import AgentRequest
 from arl_cpu.launcher.agent.source_file import PlacedSource
+from arl_cpu.launcher.isolation.users import SandboxUser, acting_as
 from arl_cpu.launcher.linux.processes import ProcessInfo
 from arl_cpu.launcher.linux.syscalls import detach_tracee
 
@@ -17,8 +18,10 @@ __all__ = ["AgentAction", "children_cpu_us", "is_withheld", "joined", "release_t
 class AgentAction:
     """The running action."""
 
-    def __init__(self, earlier_processes: frozenset[ProcessInfo], request: AgentRequest) -> None:
-        self.earlier_processes, self.request = earlier_processes, request
+    def __init__(
+        self, earlier_processes: frozenset[ProcessInfo], request: AgentRequest, user: SandboxUser | None
+    ) -> None:
+        self.earlier_processes, self.request, self.user = earlier_processes, request, user
         self.pid = 0
         self.shell_pid = int(request.argv[0]) if request.mode == "watch" and request.argv else 0
         self.shell_status: int | None = None
@@ -33,7 +36,8 @@ class AgentAction:
 
     def place_source(self) -> None:
         """Write the source to a file and let the interpreter run that file. Raises OSError."""
-        self.source = PlacedSource(self.request)
+        with acting_as(self.user):
+            self.source = PlacedSource(self.request)
         self.request = replace(self.request, argv=(*self.request.argv, self.source.path))
 
     def remove_source(self) -> None:

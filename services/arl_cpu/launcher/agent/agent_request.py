@@ -32,6 +32,8 @@ class AgentRequest:
     fetch: Sequence[str] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     source: bytes = b""
+    user: str | None = None
+    """User that the program runs as and that owns its files. None in an environment with one user."""
 
     def pack(self) -> int:
         """Return a new file descriptor. Raises ValueError for text that cannot be passed to a program."""
@@ -44,7 +46,8 @@ class AgentRequest:
         encoded.append([each.encode(errors="surrogatepass") for each in self.fetch])
         encoded.append([_encode_text(each) for each in self.files])
         parts: list[bytes] = []
-        for items in (*encoded, list(self.files.values()), [self.source]):
+        user = [] if self.user is None else [_encode_text(self.user)]
+        for items in (*encoded, list(self.files.values()), [self.source], user):
             parts.append(_NUMBER.pack(len(items)))
             for item in items:
                 parts += (_NUMBER.pack(len(item)), item, b"\0")
@@ -56,7 +59,7 @@ class AgentRequest:
         with os.fdopen(file, "rb") as stream:
             content = stream.read()
         lists, at = [], 0
-        for _ in range(8):
+        for _ in range(9):
             items, at = _unpack_items(content, at)
             lists.append(items)
         (mode,), argv, variables, (cwd,), paths = ([os.fsdecode(each) for each in lists[at]] for at in (0, 1, 2, 3, 5))
@@ -68,6 +71,7 @@ class AgentRequest:
             fetch=[each.decode(errors="surrogatepass") for each in lists[4]],
             files=dict(zip(paths, lists[6], strict=True)),
             source=lists[7][0],
+            user=os.fsdecode(lists[8][0]) if lists[8] else None,
         )
 
 

@@ -6,11 +6,26 @@ import os
 import signal
 import subprocess
 import termios
+from contextlib import suppress
+from dataclasses import replace
 
 from arl_cpu.launcher.agent.agent_request import AgentRequest
 from arl_cpu.launcher.isolation.isolation import Isolation
+from arl_cpu.launcher.isolation.users import SandboxUser
 
-__all__ = ["spawn_by_fork", "spawn_process", "spawn_session"]
+__all__ = ["give_files", "spawn_by_fork", "spawn_process", "spawn_session", "with_home"]
+
+
+def with_home(request: AgentRequest, user: SandboxUser, default: str) -> AgentRequest:
+    """Return the request with the home directory of its user, unless it has another."""
+    return replace(request, env={"HOME": user.home or default, **request.env})
+
+
+def give_files(files: tuple[int, ...], user: SandboxUser) -> None:
+    """Make the user the owner: programs open their standard files again by path, which only the owner may."""
+    for file in files:
+        with suppress(PermissionError):  # a device of the node
+            os.fchown(file, user.uid, -1)
 
 
 def spawn_process(request: AgentRequest, stdio: tuple[int, ...]) -> int:

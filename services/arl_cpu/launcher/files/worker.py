@@ -1,11 +1,10 @@
 """The process of one operation on the files of a living environment, between its actions.
 
-It runs in the environment's mount namespace as its only user, without capabilities and behind the actions' filter. A
-hostile file can make it do only what that user may do anyway. It is not in the environment's pid namespace, so
-processes there cannot see, signal or trace it. It must run while the environment is frozen. All workers of a node share
-the CPU limit of one group with the lowest weight, because nobody granted them cores. Under cgroup v1 their memory
-counts as the environment's. Under cgroup v2, which has one directory for all controllers, the size of the write area
-limits their writes.
+It runs in the environment's mount namespace as one of its users and behind the actions' filter. A hostile file can make it
+do only what that user may do anyway. It is not in the environment's pid namespace, so processes there cannot see, signal
+or trace it. It must run while the environment is frozen. All workers of a node share the CPU limit of one group with the
+lowest weight, because nobody granted them cores. Under cgroup v1 their memory counts as the environment's. Under cgroup
+v2, which has one directory for all controllers, the size of the write area limits their writes.
 """
 
 import fcntl
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 from arl_cpu.launcher.files import worker_stream
 from arl_cpu.launcher.files.archives import DISK_FULL, measure, pack, unpack
 from arl_cpu.launcher.files.file_tree import FileAccessError, FileTree, list_entries
-from arl_cpu.launcher.isolation import seccomp
+from arl_cpu.launcher.isolation import seccomp, users
 from arl_cpu.launcher.isolation.overlay import expose_upper_directory
 from arl_cpu.launcher.linux import syscalls
 
@@ -79,11 +78,14 @@ def _execute(stream: worker_stream.WorkerStream, root: int, request: Mapping[str
             most = min(request["max_bytes"], request["disk_mib"] * _MIB) if request["whole"] else request["max_bytes"]
             stream.send_response(asdict(measure(tree, max_bytes=most)))
             with stream.output_stream() as target:
-                pack(tree, target, template=request["digest"])
+                pack(tree, target, template=request["digest"], has_owners=request["whole"] and _has_users(request))
             return {}
         case "unpack":
             stream.send_response({})
             how = {"max_bytes": request["disk_mib"] * _MIB, "restores": request["whole"], "template": request["digest"]}
+            if request["whole"] and _has_users(request):
+                default = _find_user(request)
+                how["owner"] = default.uid, default.gid
             size = unpack(stream.input_stream(), root, request["path"], **how)
             return {"members": size.members, "bytes": size.bytes}
     raise FileAccessError("unsupported", f"the file operation {request['op']!r} does not exist")
@@ -102,7 +104,7 @@ def _close_other_files(stream: int, mounts: int | None) -> None:
 
 
 def _enter_sandbox(mounts: int | None, request: Mapping[str, Any]) -> int:
-    """Become the environment's user in its mount namespace. Return the opened working directory."""
+    """Become a user of the environment in its mount namespace. Return the opened working directory."""
     for path in request["join"]:
         _write(path, "0")
     with suppress(PermissionError):  # a host may have set a higher minimum
@@ -112,22 +114,44 @@ def _enter_sandbox(mounts: int | None, request: Mapping[str, Any]) -> int:
     if mounts is not None:
         user = syscalls.owner_of_namespace(mounts)
         syscalls.enter_namespace(user, _NEW_USER)
-        syscalls.empty_bounding_set()
+        kept = users.KEPT_CAPABILITIES if _has_users(request) else ()
+        syscalls.empty_bounding_set(kept=kept)
         syscalls.enter_namespace(mounts, _NEW_MOUNTS)
         if request["op"] == "pack" and request["digest"] is not None:
             request = {**request, "workspace": expose_upper_directory()}
         os.close(user)
         os.close(mounts)
-        _switch_uid(INSIDE_ID)
+        _switch_inside(request)
     elif request["host_id"] is not None:
         syscalls.empty_bounding_set()
         _switch_uid(request["host_id"])
     _set_limits(request["disk_mib"])
-    syscalls.empty_capability_sets()
+    syscalls.set_capabilities(users.KEPT_CAPABILITIES if _has_users(request) and os.geteuid() == 0 else ())
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     seccomp.install_default_filter(has_cgroup=request["has_cgroup"])
     return _open_root(request["workspace"], is_own_tree=mounts is not None)
+
+
+def _has_users(request: Mapping[str, Any]) -> bool:
+    return request["user"] is not None
+
+
+def _find_user(request: Mapping[str, Any]) -> users.SandboxUser:
+    try:
+        return users.find_user(request["user"])
+    except ValueError as unknown:
+        raise FileAccessError("invalid", str(unknown)) from None
+
+
+def _switch_inside(request: Mapping[str, Any]) -> None:
+    """Become the user of the operation. Snapshots have the files of all users, so root handles them."""
+    if not _has_users(request):
+        _switch_uid(INSIDE_ID)
+        return
+    users.become(users.SandboxUser(0, 0))
+    if not request["whole"]:
+        users.become(_find_user(request))
 
 
 def _open_root(workspace: str, *, is_own_tree: bool) -> int:

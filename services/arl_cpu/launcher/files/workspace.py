@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from arl_cpu.launcher.isolation.users import SandboxUser
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.syscalls import open_beneath
 
@@ -23,16 +24,16 @@ class AgentWorkspace:
         self._root = root
         self._directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def mend(self) -> str | None:
+    def mend(self, user: SandboxUser | None = None) -> str | None:
         """Repair the directory, which a program may have removed, replaced or closed to itself.
 
-        Return a note if it was damaged.
+        Return a note if it was damaged. A new directory belongs to the user.
         """
         note = None
         try:
             if not os.path.isdir(self._root):
-                note = self._make_again()
-            elif not (found := os.stat(self._root)).st_mode & stat.S_IXUSR and found.st_uid == os.geteuid():
+                note = self._make_again(user)
+            elif not (found := os.stat(self._root)).st_mode & stat.S_IXUSR and found.st_uid == _uid_of(user):
                 os.chmod(self._root, stat.S_IMODE(found.st_mode) | stat.S_IRWXU)
                 note = "the working directory could not be entered; its owner has all permissions again"
             directory = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -42,10 +43,12 @@ class AgentWorkspace:
         self._directory = directory
         return note
 
-    def _make_again(self) -> str:
+    def _make_again(self, user: SandboxUser | None) -> str:
         if os.path.lexists(self._root):
             os.rename(self._root, f"{self._root}.replaced")
         os.makedirs(self._root, exist_ok=True)
+        if user is not None:
+            os.chown(self._root, user.uid, user.gid, follow_symlinks=False)
         return "the working directory was missing and was created again, empty"
 
     def check_paths(self, paths: Iterable[str]) -> None:
@@ -110,6 +113,10 @@ class AgentWorkspace:
         if relative == "." or relative.startswith("../") or relative == ".." or "\0" in path:
             raise ValueError(f"path {path!r} is not inside the working directory")
         return relative
+
+
+def _uid_of(user: SandboxUser | None) -> int:
+    return os.geteuid() if user is None else user.uid
 
 
 def mode_of(directory: int, name: str) -> int | None:

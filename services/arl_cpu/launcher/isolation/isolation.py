@@ -55,6 +55,8 @@ class AgentSetup:
     """True if nothing else limits memory, so that the agent polls the sum."""
     host_id: int | None = None
     """uid to switch to if no user namespace provides one. None: keep the uid."""
+    user: str | None = None
+    """Default user of the environment. None: it has one user."""
     is_native: bool = False
     """True if the agent replaces itself with the C agent."""
     watches_files: bool = False

@@ -1,10 +1,9 @@
 """Isolation by user, pid, mount, network, ipc and uts namespaces. The sandbox cannot undo it."""
 
 import os
-import signal
 from contextlib import suppress
 
-from arl_cpu.launcher.isolation import mounts, overlay, seccomp, system_files
+from arl_cpu.launcher.isolation import mounts, overlay, seccomp, system_files, users
 from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers, apply_limits, lower_priority
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes
@@ -12,7 +11,7 @@ from arl_cpu.launcher.linux.socket_memory import SocketMemory
 
 __all__ = ["NamespaceIsolation"]
 
-_INSIDE_ID = 1000
+_INSIDE_ID, _ROOT_ID = 1000, 0
 _SOCKET_BUFFERS = {"tcp_rmem": "4096 8192 6291456"}
 """Smallest, first and largest size in bytes."""
 
@@ -44,11 +43,14 @@ class NamespaceIsolation:
         syscalls.set_hostname(system_files.HOST_NAME)
 
     def apply_setup(self, setup: AgentSetup) -> None:
-        """Mount the write area, apply limits and drop all capabilities."""
+        """Mount the write area, apply limits and drop the capabilities that root inside does not need."""
         if self._template is not None:
             self._template.build(setup)
         else:
             mounts.mount_write_area(setup)
+            if setup.user is not None:
+                owner = users.find_user(setup.user)
+                os.chown(mounts.WORKSPACE, owner.uid, owner.gid)
         if setup.watches_memory:
             self._sockets = SocketMemory()
         if setup.has_cgroup:
@@ -56,12 +58,12 @@ class NamespaceIsolation:
         apply_limits(setup, processes=setup.pids + 1)
         if not setup.has_cgroup:
             lower_priority()
-        syscalls.drop_capabilities()
-        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-        # After the last change of uid, which would clear the setting. The launcher is the parent by now.
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if setup.user is None or self._template is None:
+            syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # else set-uid programs of the image work inside
         seccomp.install_default_filter(has_cgroup=setup.has_cgroup)
+        syscalls.limit_capabilities(users.KEPT_CAPABILITIES if setup.user is not None else ())
+        # After the last change of uid, which would clear the setting. The launcher is the parent by now.
+        syscalls.protect_agent()
 
     def confine_action(self) -> None:
         """Do nothing: the namespaces already confine the action."""
@@ -107,9 +109,10 @@ def _limit_socket_buffers() -> None:
 
 
 def _switch_to_sandbox_uid() -> None:
-    """Switch to the sandbox's uid. Capabilities over the namespaces stay, because no id here is root."""
+    """Switch to root inside, or to the only uid. Capabilities over the namespaces stay: no id was root inside."""
+    inside = _ROOT_ID if users.has_id_range() else _INSIDE_ID
     with open("/proc/self/setgroups") as file:
         if file.read().strip() == "allow":
             os.setgroups([])
-    os.setresgid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
-    os.setresuid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
+    os.setresgid(inside, inside, inside)
+    os.setresuid(inside, inside, inside)

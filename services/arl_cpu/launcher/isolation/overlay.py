@@ -6,9 +6,10 @@ devices, /proc and /dev/shm do not come from the template.
 
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 
-from arl_cpu.launcher.isolation import accounts, mounts, system_files
+from arl_cpu.launcher.isolation import accounts, mounts, system_files, users
 from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers
 from arl_cpu.launcher.isolation.mounts import WORKSPACE
 from arl_cpu.launcher.linux import syscalls
@@ -48,7 +49,7 @@ class TemplateRoot:
         self._mount_layers()
         options = mounts.write_area_options(setup)
         syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
-        self._mount_overlay()
+        self._mount_overlay(has_users=setup.user is not None)
         syscalls.unmount(_LAYERS)
         for name in _MOUNT_POINTS:
             _make_mount_point(name)
@@ -57,9 +58,9 @@ class TemplateRoot:
         system_files.mount_sys(_ROOT, self.sys)
         syscalls.pivot_root(_ROOT)
         # From here on, links of the template cannot lead to the host.
-        os.makedirs(WORKSPACE, exist_ok=True)
-        os.makedirs(setup.workspace, exist_ok=True)
-        accounts.add_accounts(setup.home)
+        _make_directories(setup)
+        if setup.user is None:
+            accounts.add_accounts(setup.home)
         system_files.add_network_files()
         os.chdir(setup.workspace)
 
@@ -70,7 +71,7 @@ class TemplateRoot:
             syscalls.bind_mount(self.directory, _LAYERS)
         os.close(self.directory)
 
-    def _mount_overlay(self) -> None:
+    def _mount_overlay(self, *, has_users: bool) -> None:
         for name, mode in (("upper", 0o755), ("work", 0o700), ("shm", 0o1777)):
             os.mkdir(f"{_WRITE_AREA}/{name}")
             os.chmod(f"{_WRITE_AREA}/{name}", mode)
@@ -80,7 +81,9 @@ class TemplateRoot:
             os.symlink(f"{_LAYERS}/{tree}", f"{_STAGE}/{number}")
         below = ":".join(str(number) for number in range(len(self.layers.trees)))
         options = f"lowerdir={below},upperdir=area/upper,workdir=area/work,userxattr"
-        syscalls.mount("overlay", _ROOT, "overlay", MS_NOSUID | MS_NODEV, options)
+        # With a user namespace of its own, set-uid programs can only become users of that namespace.
+        flags = MS_NODEV if has_users else MS_NOSUID | MS_NODEV
+        syscalls.mount("overlay", _ROOT, "overlay", flags, options)
 
     def _mount_dev(self) -> None:
         """Mount /dev over the write area. Snapshots read the area there; actions cannot unmount /dev."""
@@ -105,6 +108,17 @@ def expose_upper_directory() -> str:
     syscalls.unshare(_NEW_MOUNTS)
     syscalls.unmount("/dev")
     return "/dev/upper"
+
+
+def _make_directories(setup: AgentSetup) -> None:
+    """Create the directories of actions. Those that the image lacks belong to the default user."""
+    missing = [path for path in (WORKSPACE, setup.workspace) if not os.path.isdir(path)]
+    for path in missing:
+        os.makedirs(path, exist_ok=True)
+        if setup.user is not None:
+            with suppress(ValueError):  # each action reports that the user does not exist
+                owner = users.find_user(setup.user)
+                os.chown(path, owner.uid, owner.gid)
 
 
 def _make_mount_point(name: str) -> None:

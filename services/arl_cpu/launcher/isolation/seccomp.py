@@ -51,7 +51,6 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "add_key": (248, 217),
     "adjtimex": (159, 171),
     "bpf": (321, 280),
-    "chroot": (161, 51),
     "clock_adjtime": (305, 266),
     "clock_settime": (227, 112),
     "delete_module": (176, 106),
@@ -136,7 +135,7 @@ _BOUNDED_BY_CGROUPS = {
 
 
 def install_default_filter(*, has_cgroup: bool) -> None:
-    """Filter this process and all its descendants permanently. Requires no_new_privs."""
+    """Filter this process and all its descendants permanently. Requires no_new_privs or CAP_SYS_ADMIN."""
     install_filter(build_filter(has_cgroup=has_cgroup))
 
 
@@ -161,12 +160,12 @@ def build_filter(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b""
     code.append(if_argument_is(IOCTL[machine], ARGUMENT_OFFSETS[1], TERMINAL_INJECTION_REQUESTS, refused))
     code.append(unless_argument_is(SOCKETPAIR[machine], ARGUMENT_OFFSETS[0], _SOCKET_FAMILIES, refused))
     code.append(unless_argument_is(_SOCKET[machine], ARGUMENT_OFFSETS[0], (*_SOCKET_FAMILIES, _NETLINK), refused))
-    code.append(_refuse_other_netlink(machine, refused))
+    code.append(_refuse_other_netlink(machine, _ERRNO | errno.EPROTONOSUPPORT))
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
 
 
 def _refuse_other_netlink(machine: str, verdict: int) -> bytes:
-    """Return a rule that refuses netlink sockets with another protocol than route."""
+    """Return a rule that refuses netlink sockets with another protocol than route, as a kernel without it does."""
     body = [
         *(_instruction(_LOAD, ARGUMENT_OFFSETS[0]), _instruction(_JEQ, _NETLINK, 0, 3)),
         *(_instruction(_LOAD, ARGUMENT_OFFSETS[2]), _instruction(_JEQ, _NETLINK_ROUTE, 1, 0)),

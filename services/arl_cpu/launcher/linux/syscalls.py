@@ -4,8 +4,10 @@ import ctypes
 import fcntl
 import os
 import platform
+import signal
 import socket
 import struct
+from collections.abc import Collection
 
 __all__ = [
     "AARCH64",
@@ -22,6 +24,7 @@ __all__ = [
     "empty_bounding_set",
     "empty_capability_sets",
     "enter_namespace",
+    "limit_capabilities",
     "make_readonly",
     "mount",
     "open_beneath",
@@ -29,7 +32,9 @@ __all__ = [
     "owner_of_namespace",
     "pivot_root",
     "prctl",
+    "protect_agent",
     "raw_syscall",
+    "set_capabilities",
     "set_hostname",
     "sync_file_system",
     "unmount",
@@ -152,18 +157,34 @@ def drop_capabilities() -> None:
     empty_capability_sets()
 
 
-def empty_bounding_set() -> None:
-    """Clear the bounding set, so that no executed program gains a capability. Requires CAP_SETPCAP."""
+def empty_bounding_set(*, kept: Collection[int] = ()) -> None:
+    """Remove all capabilities but these, so that no executed program gains another. Requires CAP_SETPCAP."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
-    for capability in range(last + 1):
+    for capability in set(range(last + 1)).difference(kept):
         prctl(PR_CAPBSET_DROP, capability)
 
 
 def empty_capability_sets() -> None:
     """Clear the effective, permitted and inheritable capabilities."""
-    header, nothing = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
-    _check_result(_libc.syscall(_CAPSET[MACHINE], header, nothing), "capset")
+    _set_capability_bits(0)
+
+
+def limit_capabilities(kept: Collection[int]) -> None:
+    """Remove all capabilities of this process and of programs that it executes, except these below 32."""
+    empty_bounding_set(kept=kept)
+    set_capabilities(kept)
+
+
+def set_capabilities(kept: Collection[int]) -> None:
+    """Remove all capabilities of this process except these below 32."""
+    _set_capability_bits(sum(1 << capability for capability in kept))
+
+
+def protect_agent() -> None:
+    """Forbid dumps and tracing of this process, and end it with its parent. A change of its ids resets both."""
+    prctl(PR_SET_DUMPABLE, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
@@ -199,6 +220,11 @@ def raw_syscall(number: int, description: str, *arguments: object) -> int:
     """Make a system call that has no wrapper here. Integers are passed as longs."""
     converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return _check_result(_libc.syscall(ctypes.c_long(number), *converted), description)
+
+
+def _set_capability_bits(kept: int) -> None:
+    header, wanted = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), struct.pack("IIIIII", kept, kept, 0, 0, 0, 0)
+    _check_result(_libc.syscall(_CAPSET[MACHINE], header, wanted), "capset")
 
 
 def _openat2(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:

@@ -15,11 +15,17 @@ from arl_cpu.launcher.agent.native import PYTHON
 from arl_cpu.launcher.files import workdir
 from arl_cpu.launcher.isolation.isolation import AgentSetup
 from arl_cpu.launcher.isolation.mounts import WORKSPACE
+from arl_cpu.launcher.linux.id_ranges import give_file
 from arl_cpu.launcher.linux.packet_channel import read_file
 from arl_cpu.launcher.linux.processes import ProcessInfo
 from arl_cpu.launcher.sandbox.attempt import OutputCapture, SandboxAttempt, StopCause
 from arl_cpu.launcher.sandbox.cpu_limits import SandboxCpu
-from arl_cpu.launcher.sandbox.environment_template import has_program, template_variables
+from arl_cpu.launcher.sandbox.environment_template import (
+    default_user,
+    has_program,
+    template_home,
+    template_variables,
+)
 from arl_cpu.launcher.sandbox.leftover_outputs import LeftoverOutputs
 from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
 from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxOwner, SandboxPool
@@ -189,7 +195,8 @@ class SandboxEnvironment:
             workdir.create(self._sandbox.work_dir, self._sandbox.own_uid)
         return AgentSetup(
             workspace=self._workspace(),
-            home=self._template_variables()["HOME"],
+            home=self._home(),
+            user=self.user_of(None),
             base_prefix=self._host.base_prefix,
             memory_mib=self.spec.memory_mib,
             disk_mib=self.spec.disk_mib,
@@ -236,7 +243,9 @@ class SandboxEnvironment:
         spec = attempt.spec
         if spec.argv is None and spec.source is None and spec.env:
             self._variables = dict(spec.env)
-        order = build_request(spec, self._workspace(), self._template_variables(), self._variables)
+        order = build_request(
+            spec, self._workspace(), self._template_variables(spec.user), self._variables, self.user_of(spec.user)
+        )
         host_id = self._sandbox.host_id
         attempt.started_at = time.monotonic()
         if spec.session is not None:
@@ -247,7 +256,7 @@ class SandboxEnvironment:
         try:
             for capture in attempt.captures:
                 if host_id is not None:
-                    os.fchown(capture.write_end, host_id, -1)  # allows opening /dev/stdout inside
+                    give_file(capture.write_end, host_id)  # allows opening /dev/stdout inside
                 self._host.loop.watch(capture.read_end, partial(self._read, attempt, capture))
             ends = [capture.write_end for capture in attempt.captures]
             self._send_order(order, [stdin, *ends])
@@ -266,16 +275,36 @@ class SandboxEnvironment:
     def _send_finish(self, shell_has_ended: bool) -> None:
         self._send({"op": "finish", "shell": "ended"} if shell_has_ended else {"op": "finish"})
 
-    def _template_variables(self) -> Mapping[str, str]:
+    def user_of(self, wanted: str | None) -> str | None:
+        """Return the user of an action, or None if the environment has one user. Raises ValueError."""
+        if self._sandbox.has_users:
+            return wanted or default_user(self._template)
+        if wanted is not None:
+            raise ValueError(
+                f"user {wanted!r} is not available: environments of this node have one user, as `users` of `tangram"
+                " doctor` explains; leave out `user`"
+            )
+        return None
+
+    def _template_variables(self, user: str | None = None) -> Mapping[str, str]:
+        """Return the variables. The agent adds the home directory of a user that has an entry of its own."""
         workspace = self._workspace()
-        if self._template is not None:
-            return template_variables(self._template, workspace)
-        return host_variables(self._host.base_prefix, workspace)
+        if self._template is None:
+            found = host_variables(self._host.base_prefix, workspace)
+            return found if user is None else {name: found[name] for name in found if name != "HOME"}
+        found = dict(template_variables(self._template, workspace))
+        if self._sandbox.has_users and "HOME" not in self._template.template.env:
+            del found["HOME"]
+        return found
 
     def _workspace(self) -> str:
         if self._template is not None and self._template.template.workdir is not None:
             return self._template.template.workdir
         return WORKSPACE if self._host.driver.dies_with_init else workdir.workspace_path(self._sandbox.work_dir)
+
+    def _home(self) -> str:
+        workspace = self._workspace()
+        return workspace if self._template is None else template_home(self._template, workspace)
 
     def _started(self, attempt: SandboxAttempt) -> None:
         if attempt.cause is None:

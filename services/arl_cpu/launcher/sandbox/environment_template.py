@@ -7,11 +7,20 @@ from typing import Any
 
 from arl_core.images.references import is_image_name
 from arl_cpu.launcher.isolation.drivers import IsolationDriver
+from arl_cpu.launcher.isolation.users import HOST_USER, ROOT
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.templates.template import HOST_TEMPLATE
 from arl_cpu.templates.template_store import LAYER_TREE, OpenTemplate, TemplateStore, UnknownTemplate
 
-__all__ = ["TemplateUnavailable", "has_program", "layers_message", "open_template", "template_variables"]
+__all__ = [
+    "TemplateUnavailable",
+    "default_user",
+    "has_program",
+    "layers_message",
+    "open_template",
+    "template_home",
+    "template_variables",
+]
 
 # Defaults of container runtimes.
 _VARIABLES = {
@@ -65,8 +74,19 @@ def layers_message(opened: OpenTemplate, agent_pid: int) -> tuple[dict[str, Any]
 
 def template_variables(opened: OpenTemplate, workspace: str) -> Mapping[str, str]:
     """Return the variables of every process. Those of the action take precedence."""
-    template = opened.template
-    return {**_VARIABLES, "HOME": template.home or workspace, **template.env}
+    return {**_VARIABLES, "HOME": template_home(opened, workspace), **opened.template.env}
+
+
+def template_home(opened: OpenTemplate, workspace: str) -> str:
+    """Return the home directory of a user without an entry in `/etc/passwd`."""
+    return opened.template.home or workspace
+
+
+def default_user(opened: OpenTemplate | None) -> str:
+    """Return the user of an environment with users whose actions name none."""
+    if opened is None or not opened.template.has_owners:
+        return HOST_USER
+    return opened.template.user or ROOT
 
 
 def has_program(opened: OpenTemplate, name: str) -> bool:

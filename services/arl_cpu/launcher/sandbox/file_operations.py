@@ -52,7 +52,14 @@ class FileOperationRunner:
         else:
             cell, workspace = found
             work = _ActiveFileOperation(connection, cell, environment.spec.id, request["op"])
-            place = self._full_scope(cell) if request.get("whole") else {**_PARTIAL_SCOPE, "workspace": workspace}
+            place: dict[str, Any] = {**_PARTIAL_SCOPE, "workspace": workspace}
+            if request.get("whole"):
+                place = self._full_scope(cell)
+            try:
+                place["user"] = environment.user_of(request.get("user"))
+            except ValueError as unknown:
+                _refuse_connection(connection, "invalid", str(unknown))
+                return
             wanted = {**request, **place, **self._sandbox_parameters(cell, environment.spec.disk_mib)}
             try:
                 self._fork(fence, work, wanted)

@@ -23,7 +23,11 @@ _THREAD_VARIABLES = (
 
 
 def build_request(
-    spec: ExecSpec, workspace: str, template_variables: Mapping[str, str], environment_variables: Mapping[str, str]
+    spec: ExecSpec,
+    workspace: str,
+    template_variables: Mapping[str, str],
+    environment_variables: Mapping[str, str],
+    user: str | None,
 ) -> AgentRequest:
     """Build the request.
 
@@ -41,6 +45,7 @@ def build_request(
         cwd=posixpath.join(workspace, spec.cwd or ""),
         fetch=spec.fetch,
         files=spec.files,
+        user=user,
         source=(spec.source or "").encode(errors="surrogatepass"),
     )
 

@@ -22,6 +22,7 @@ from arl_cpu.launcher.isolation import unsafe_local
 from arl_cpu.launcher.isolation.drivers import IsolationDriver
 from arl_cpu.launcher.linux.cgroups import Cgroup, CgroupTree, CgroupUsage, NoCgroup, wait_until
 from arl_cpu.launcher.linux.event_loop import EventLoop
+from arl_cpu.launcher.linux.id_ranges import IdRanges
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes, descendants
 from arl_cpu.launcher.sandbox.environment_template import layers_message
@@ -47,6 +48,8 @@ class SandboxHost:
     driver: IsolationDriver
     first_host_id: int | None
     """First of a range of unused uids, one for each environment. None: only the launcher's uid is usable."""
+    id_ranges: IdRanges | None = None
+    """Ranges of ids, one for each environment. None: an environment has one user."""
     work_dir: Path
     base_prefix: str
     templates: TemplateStore | None = None
@@ -124,18 +127,20 @@ class Sandbox:
         None.
         """
         self._mounts: int | None = None
+        self._first_id = host.id_ranges.take() if host.id_ranges is not None else None
         self.number = host.take_number()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = PacketChannel(ours)
         try:
             if host.cgroup_tree is not None:
                 self.cgroup = host.cgroup_tree.make(self.name)
-            host.zygote.fork_agent(theirs, self.host_id, self.cgroup.join_files, self._created)
+            join_files, has_range = self.cgroup.join_files, self._first_id is not None
+            host.zygote.fork_agent(theirs, self.host_id, join_files, self._created, has_range=has_range)
         except OSError:
             theirs.close()
             self.channel.close()
             self.cgroup.remove()
-            host.used_numbers.discard(self.number)
+            self._release_ids()
             raise
 
     @property
@@ -145,7 +150,9 @@ class Sandbox:
 
     @property
     def host_id(self) -> int | None:
-        """The uid of its processes on the host, or None without isolation, if it is the launcher's own."""
+        """The uid of its agent on the host, or None without isolation, if it is the launcher's own."""
+        if self._first_id is not None:
+            return self._first_id
         if not self._host.driver.is_isolated:
             return None
         first = self._host.first_host_id
@@ -154,7 +161,12 @@ class Sandbox:
     @property
     def own_uid(self) -> int | None:
         """The uid that only this environment has, or None without a range of uids."""
-        return self.host_id if self._host.first_host_id is not None else None
+        return self.host_id if self._host.first_host_id is not None or self.has_users else None
+
+    @property
+    def has_users(self) -> bool:
+        """True if it has root and other users, False if it has one user."""
+        return self._first_id is not None
 
     @property
     def work_dir(self) -> Path:
@@ -223,8 +235,13 @@ class Sandbox:
             self._mounts = None
         if not self._host.driver.dies_with_init:
             workdir.remove(self.work_dir)
-        self._host.used_numbers.discard(self.number)
+        self._release_ids()
         done()
+
+    def _release_ids(self) -> None:
+        self._host.used_numbers.discard(self.number)
+        if self._first_id is not None and self._host.id_ranges is not None:
+            self._host.id_ranges.release(self._first_id)
 
     def _created(self, pid: int, error: str) -> None:
         if pid == 0:

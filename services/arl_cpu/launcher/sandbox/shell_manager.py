@@ -55,7 +55,16 @@ class ShellManager:
         self._terminal_error: str | None = None
 
     def begin(self, attempt: SandboxAttempt, request: AgentRequest, owner_uid: int | None) -> None:
-        """Open the session if necessary, then run the command in it. Raises OSError."""
+        """Open the session if necessary, then run the command in it.
+
+        Raises OSError, or ValueError if the session runs as another user.
+        """
+        open_session = self._sessions.get(attempt.spec.session or "")
+        if attempt.spec.user is not None and open_session is not None and open_session.user != request.user:
+            raise ValueError(
+                f"session {attempt.spec.session!r} runs as user {open_session.user!r}: leave out `user`, or use another"
+                " session"
+            )
         for capture in attempt.captures:
             capture.close()  # the terminal replaces them
         self._attempt, self._request, self._owner_uid = attempt, request, owner_uid
@@ -87,6 +96,7 @@ class ShellManager:
         except TerminalUnavailable as failure:
             self._terminal_error = str(failure)
             return None
+        session.user = self._request.user
         self._notes.append(f"session {self._name!r} began with this command")
         return session
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from arl_cpu.launcher.linux.event_loop import EventLoop, LoopTimer
+from arl_cpu.launcher.linux.id_ranges import give_file
 from arl_cpu.launcher.sandbox.stdin_feed import StdinFeed
 from arl_cpu.launcher.sandbox.terminal_input import (
     CompleteTerminalInput,
@@ -100,6 +101,8 @@ class ShellSession:
         self.can_retry = False
         """True if the last command certainly did not start and never will."""
         self._has_exited = self._is_dead = False
+        self.user: str | None = None
+        """User that the shell runs as; None in an environment with one user."""
         self.pid = 0
         """Process id of the shell inside the environment. 0 before the agent has reported it."""
         self._number = 0
@@ -123,7 +126,7 @@ class ShellSession:
         self._modes = _set_terminal_modes(self._peer)
         termios.tcsetwinsize(self._terminal, _ROWS_AND_COLUMNS)
         if owner is not None:
-            os.fchown(self._shell_end, owner, -1)  # allows opening /dev/stdout inside
+            give_file(self._shell_end, owner)  # allows opening /dev/stdout inside
         self._statuses, self._status_end = self._track_files(*os.pipe())
         os.set_blocking(self._statuses, False)
         (self._commands_end,) = self._track_files(self._commands.open_pipe(self._loop, None))

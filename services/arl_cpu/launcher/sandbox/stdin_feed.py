@@ -4,6 +4,7 @@ import os
 
 from arl_cpu.contract.executor import FeedResult
 from arl_cpu.launcher.linux.event_loop import EventLoop
+from arl_cpu.launcher.linux.id_ranges import give_file
 
 __all__ = ["StdinFeed"]
 
@@ -31,7 +32,7 @@ class StdinFeed:
         read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
         if owner_uid is not None:
-            os.fchown(read_end, owner_uid, -1)
+            give_file(read_end, owner_uid)
         self._loop = loop
         # For a write end the loop only reports that the read end is closed.
         loop.watch(self._write_end, self.close)

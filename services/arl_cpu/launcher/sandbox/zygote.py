@@ -20,13 +20,14 @@ from arl_cpu.launcher.agent.agent import run_agent
 from arl_cpu.launcher.files import worker
 from arl_cpu.launcher.isolation import seccomp
 from arl_cpu.launcher.isolation.drivers import IsolationDriver
+from arl_cpu.launcher.linux.id_ranges import IDS_PER_ENVIRONMENT
 from arl_cpu.launcher.linux.packet_channel import PacketChannel, create_sealed_file, read_file
 from arl_cpu.launcher.linux.syscalls import CLONE_ALL, unshare
 
 __all__ = ["INSIDE_ID", "Zygote", "start_zygote"]
 
 INSIDE_ID = 1000
-"""uid and gid of every namespaced action inside its namespace."""
+"""uid and gid of every namespaced action inside its namespace, if that has one user."""
 _PID_STRUCT = struct.Struct("i")
 _MAX_PENDING = 16
 _MAX_ERROR = 2000
@@ -45,14 +46,22 @@ class Zygote:
         self._queue: deque[tuple[list[int], dict[str, Any], _CreatedCallback]] = deque()
 
     def fork_agent(
-        self, agent_end: socket.socket, host_id: int | None, join_files: Sequence[str], on_created: "_CreatedCallback"
+        self,
+        agent_end: socket.socket,
+        host_id: int | None,
+        join_files: Sequence[str],
+        on_created: "_CreatedCallback",
+        *,
+        has_range: bool = False,
     ) -> None:
         """Fork an agent on this end of its channel, which is taken over. `on_created` gets its pid, or 0 and the error.
 
-        If the agent gets namespaces, `host_id` is the only uid in them. `join_files` are files of cgroups. Raises
-        OSError if the request cannot be sent; ConnectionError, a subclass, means that the zygote has ended.
+        If the agent gets namespaces, `host_id` is the only uid in them, or the first of a range, which is root inside.
+        `join_files` are files of cgroups. Raises OSError if the request cannot be sent; ConnectionError, a subclass,
+        means that the zygote has ended.
         """
-        self._enqueue([agent_end.detach()], {"host_id": host_id, "join": list(join_files)}, on_created)
+        request = {"host_id": host_id, "has_range": has_range, "join": list(join_files)}
+        self._enqueue([agent_end.detach()], request, on_created)
 
     def fork_worker(
         self, stream: int, mounts: int | None, request: Mapping[str, Any], on_created: "_CreatedCallback"
@@ -217,6 +226,7 @@ class _ProcessCreation:
         self, message: Mapping[str, Any], files: Sequence[int], driver: IsolationDriver, native: int | None
     ) -> None:
         self._ticket, self._host_id = message["ticket"], message.get("host_id")
+        self._has_range = bool(message.get("has_range"))
         is_work = bool(message.get("is_work"))
         agent, join = _AgentParameters(files[0], driver, native), message.get("join", ())
         self._has_mapped_ids = not driver.has_zygote_namespaces or is_work
@@ -243,7 +253,7 @@ class _ProcessCreation:
         try:
             said = _check_reply(self._channel.recv(4096))
             if not self._has_mapped_ids and self._host_id is not None:
-                _map_ids(self._intermediate_pid, self._host_id)
+                _map_ids(self._intermediate_pid, self._host_id, has_range=self._has_range)
                 self._has_mapped_ids = True
                 self._channel.sendall(b"mapped")
                 return None
@@ -299,8 +309,12 @@ def _check_reply(reply: bytes) -> bytes:
     return reply
 
 
-def _map_ids(pid: int, host_id: int) -> None:
-    """Map one uid and one gid into the namespace. Every other id, including root, is unmapped."""
+def _map_ids(pid: int, host_id: int, *, has_range: bool) -> None:
+    """Map one uid and one gid into the namespace, or a range from root on. Every other id is unmapped."""
+    if has_range:
+        _write(f"/proc/{pid}/uid_map", f"0 {host_id} {IDS_PER_ENVIRONMENT}")
+        _write(f"/proc/{pid}/gid_map", f"0 {host_id} {IDS_PER_ENVIRONMENT}")
+        return
     if os.geteuid() == 0:
         host_gid = host_id
     else:

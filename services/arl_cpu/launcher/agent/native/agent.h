@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { CHANNEL = 3, OOM_SCORE = 4, MAX_FILES = 16, MAX_MESSAGE = 2000 };
+enum { CHANNEL = 3, OOM_SCORE = 4, MAX_FILES = 16, MAX_MESSAGE = 2000, MAX_GROUPS = 64 };
 
 struct item {
     const char *text; /* also ends with a zero byte */
@@ -24,10 +24,18 @@ struct items {
 };
 
 struct order {
-    struct items mode, argv, variables, directory, fetch, paths, contents, source;
+    struct items mode, argv, variables, directory, fetch, paths, contents, source, user;
     void *mapping;
     size_t size;
     int file;
+};
+
+struct user {
+    bool is_given; /* false in an environment with one user */
+    uid_t uid;
+    gid_t gid, groups[MAX_GROUPS];
+    int group_count;
+    char *home; /* NULL if it has no entry */
 };
 
 struct process {
@@ -53,7 +61,7 @@ char *quoted(const char *text); /* a JSON string of at most MAX_MESSAGE; free th
 ssize_t hear(int channel, void *text, size_t room, int *files, int *count);
 
 /* files.c */
-const char *workspace_mend(void);                    /* a note if it was damaged, else NULL */
+const char *workspace_mend(const struct user *user); /* a note if it was damaged, else NULL */
 int write_all(int file, const struct item *content); /* 0, or -1 and errno */
 char *files_write(const struct order *order, bool *is_full);                   /* NULL or an error message */
 char *files_send(const struct order *order);                                   /* NULL or an error message */
@@ -63,6 +71,16 @@ bool write_area_is_full(void);
 /* spawn.c */
 pid_t spawn(char **argv, char **variables, const int *files, int count, bool has_terminal); /* -1 sets errno */
 void set_oom_score(const char *score);
+/* Add the user's home directory unless the request has another. Free the result; NULL without memory. */
+char **variables_with_home(const struct items *given, const struct user *user);
+/* Programs open their standard files again by path, which only the owner may. */
+void give_files(const int *files, int count, const struct user *user);
+
+/* users.c */
+char *user_find(const struct items *given, struct user *user); /* NULL or an error message */
+void user_forget(struct user *user);
+void act_as(const struct user *user); /* for files and the start of a program, until act_as_root */
+void act_as_root(const struct user *user);
 
 /* source.c */
 char *source_place(const struct order *order, int number, int *file); /* NULL sets errno; free the result */
@@ -75,7 +93,7 @@ void processes_clear(struct processes *known);
 void kill_all_but(const struct processes *before);
 
 extern struct agent {
-    const char *workspace, *area;
+    const char *workspace, *area, *home;
     int workspace_file;
     bool keeps_processes;
 } agent;

@@ -27,7 +27,7 @@ static int open_beneath(int directory, const char *path, int flags, mode_t mode)
 static int make_directories(int base, const char *path, mode_t mode);
 
 /* Create the directory again. A program may have put something else in its place, which is moved aside. */
-static const char *make_again(const char *root)
+static const char *make_again(const char *root, const struct user *user)
 {
     struct stat state;
     char *aside;
@@ -42,17 +42,19 @@ static const char *make_again(const char *root)
     }
     if (make_directories(AT_FDCWD, root, 0777) < 0 || (mkdir(root, 0777) < 0 && errno != EEXIST))
         return NULL;
+    if (user->is_given && lchown(root, user->uid, user->gid) < 0)
+        return NULL;
     return "the working directory was missing and was created again, empty";
 }
 
-const char *workspace_mend(void)
+const char *workspace_mend(const struct user *user)
 {
     struct stat state;
     const char *note = NULL;
 
     if (stat(agent.workspace, &state) < 0 || !S_ISDIR(state.st_mode)) {
-        note = make_again(agent.workspace);
-    } else if (!(state.st_mode & S_IXUSR) && state.st_uid == geteuid()) {
+        note = make_again(agent.workspace, user);
+    } else if (!(state.st_mode & S_IXUSR) && state.st_uid == (user->is_given ? user->uid : geteuid())) {
         if (chmod(agent.workspace, (state.st_mode & 07777) | S_IRWXU) == 0)
             note = "the working directory could not be entered; its owner has all permissions again";
     }

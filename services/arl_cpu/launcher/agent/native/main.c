@@ -31,6 +31,7 @@ static struct {
     int note_count;
     struct order order;
     struct processes before;
+    struct user user;
     long long cpu_us_before;
 } action;
 static bool has_leftovers;
@@ -46,6 +47,7 @@ static void forget_action(void)
 {
     source_remove();
     order_close(&action.order);
+    user_forget(&action.user);
     processes_clear(&action.before);
     memset(&action, 0, sizeof action);
     action.order.file = -1;
@@ -106,7 +108,11 @@ static void finish(int status, long peak_kib)
     bool is_full = write_area_is_full(); /* before the removal of the source, which would hide it */
     source_remove();
     size_t left = agent.keeps_processes ? count_left() : 0;
-    char *message = with_notes(files_send(&action.order)), *text = message ? quoted(message) : NULL;
+    act_as(&action.user);
+    char *message = files_send(&action.order), *text;
+    act_as_root(&action.user);
+    message = with_notes(message);
+    text = message ? quoted(message) : NULL;
     char shell[16] = "null";
 
     if (action.has_shell_ended)
@@ -151,12 +157,14 @@ static void report_unstarted(int failure, int standard_error)
 /* Return 0 or an errno. */
 static int spawn_action(char **argv, const int *files, int count, bool has_terminal)
 {
-    char **variables = order_strings(&action.order.variables);
+    char **variables = variables_with_home(&action.order.variables, &action.user);
 
     if (!argv || !variables)
         _exit(1);
+    act_as(&action.user);
     pid_t pid = chdir(action.order.directory.at[0].text) < 0 ? -1 : spawn(argv, variables, files, count, has_terminal);
     int failure = errno;
+    act_as_root(&action.user);
     free(variables);
     if (pid < 0)
         return failure;
@@ -203,10 +211,16 @@ static void launch(const int *files, int count)
 {
     bool is_session = order_is(&action.order, "session"), is_source = order_is(&action.order, "source");
     int failure = 0, source[STANDARD_FILES + 1] = {files[0], files[1], files[2], -1};
-    char *path = is_source ? source_place(&action.order, STANDARD_FILES, &source[STANDARD_FILES]) : NULL;
+    char *path = NULL;
 
+    if (is_source) {
+        act_as(&action.user);
+        path = source_place(&action.order, STANDARD_FILES, &source[STANDARD_FILES]);
+        failure = errno;
+        act_as_root(&action.user);
+    }
     if (is_source && !path) {
-        report_unstarted(errno, files[2]);
+        report_unstarted(failure, files[2]);
         return;
     }
     action.is_watched = order_is(&action.order, "watch");
@@ -215,6 +229,9 @@ static void launch(const int *files, int count)
         others(&action.before);
         action.shell_pid = action.order.argv.count ? atoi(action.order.argv.at[0].text) : 0;
     }
+    if (!action.is_watched)
+        give_files(files, count, &action.user);
+    failure = 0;
     /* If memory runs out, the kernel must choose the action and not the agent. */
     set_oom_score("1000");
     for (int attempt = 0; attempt < 2; attempt++) {
@@ -242,7 +259,7 @@ static void launch(const int *files, int count)
 
 static void start(const int *files, int count)
 {
-    bool is_full;
+    bool is_full = false;
     char *problem;
 
     if (!order_open(&action.order, files[0]))
@@ -250,10 +267,15 @@ static void start(const int *files, int count)
     /* If no process was left behind, none can have appeared: the environment was frozen. */
     if (has_leftovers)
         others(&action.before);
-    add_note(workspace_mend());
-    problem = files_write(&action.order, &is_full);
-    if (!problem)
-        problem = directory_check(action.order.directory.at[0].text);
+    problem = user_find(&action.order.user, &action.user);
+    if (!problem) {
+        add_note(workspace_mend(&action.user));
+        act_as(&action.user);
+        problem = files_write(&action.order, &is_full);
+        if (!problem)
+            problem = directory_check(action.order.directory.at[0].text);
+        act_as_root(&action.user);
+    }
     if (problem && is_full)
         say_limit("disk", "the input files do not fit on the disk of the environment");
     else if (problem)
@@ -373,8 +395,8 @@ int main(int count, char **arguments)
 {
     if (count == 2 && strcmp(arguments[1], "--check") == 0)
         return 0;
-    if (count != 4) {
-        fputs("usage: agent WORKSPACE AREA keep|sweep (started by the launcher)\n", stderr);
+    if (count != 5) {
+        fputs("usage: agent WORKSPACE AREA keep|sweep HOME (started by the launcher)\n", stderr);
         return 2;
     }
     prctl(PR_SET_DUMPABLE, 0);
@@ -383,9 +405,10 @@ int main(int count, char **arguments)
     agent.workspace = arguments[1];
     agent.area = arguments[2];
     agent.keeps_processes = strcmp(arguments[3], "keep") == 0;
+    agent.home = arguments[4];
     action.order.file = -1;
     agent.workspace_file = -1;
-    workspace_mend();
+    workspace_mend(&action.user);
     int signals = children_signals();
     if (agent.workspace_file < 0 || signals < 0) {
         char *text = quoted(strerror(errno));

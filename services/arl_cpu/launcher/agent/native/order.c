@@ -38,7 +38,8 @@ bool order_open(struct order *order, int file)
     struct stat state;
     size_t at = 0;
     struct items *lists[] = {&order->mode,  &order->argv,  &order->variables, &order->directory,
-                             &order->fetch, &order->paths, &order->contents,  &order->source};
+                             &order->fetch, &order->paths, &order->contents,  &order->source,
+                             &order->user};
 
     memset(order, 0, sizeof *order);
     order->file = file;
@@ -59,7 +60,8 @@ bool order_open(struct order *order, int file)
 void order_close(struct order *order)
 {
     struct items *lists[] = {&order->mode,  &order->argv,  &order->variables, &order->directory,
-                             &order->fetch, &order->paths, &order->contents,  &order->source};
+                             &order->fetch, &order->paths, &order->contents,  &order->source,
+                             &order->user};
 
     for (size_t each = 0; each < sizeof lists / sizeof *lists; each++)
         free(lists[each]->at);

@@ -11,6 +11,32 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+char **variables_with_home(const struct items *given, const struct user *user)
+{
+    static char home[4096];
+    char **variables = order_strings(given);
+
+    if (!variables || !user->is_given)
+        return variables;
+    for (uint32_t each = 0; each < given->count; each++)
+        if (strncmp(variables[each], "HOME=", 5) == 0)
+            return variables;
+    variables = realloc(variables, (given->count + 2) * sizeof *variables);
+    if (!variables)
+        return NULL;
+    snprintf(home, sizeof home, "HOME=%s", user->home ? user->home : agent.home);
+    variables[given->count] = home;
+    variables[given->count + 1] = NULL;
+    return variables;
+}
+
+void give_files(const int *files, int count, const struct user *user)
+{
+    for (int each = 0; each < count && user->is_given; each++)
+        if (fchown(files[each], user->uid, -1) < 0)
+            errno = 0; /* a device of the node */
+}
+
 static const char *search_path(char **variables)
 {
     for (; *variables; variables++)
