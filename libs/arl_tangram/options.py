@@ -66,6 +66,8 @@ class ExecOptions(TypedDict, total=False):
     """Keep stdin open after `stdin`, for `send_input`."""
     env: Mapping[str, str]
     cwd: str
+    user: str
+    """User of the program: a name or uid of the environment, such as `root`, optionally with `:` and a group."""
     files: Mapping[str, bytes | str]
     """Contents by path below the working directory, written before the start."""
     fetch: Sequence[str]
@@ -129,7 +131,7 @@ class ForkOptions(TypedDict, total=False):
 _DEMAND_FIELDS = ("memory_mib", "disk_mib", "pids", "resources")
 _TOP_LEVEL_FIELDS = (
     "task", "trajectory", "profile", "step", "prompt", "group", "expected_turns", "progress",
-    "source", "session", "command", "stdin", "stdin_open", "env", "cwd",
+    "source", "session", "command", "stdin", "stdin_open", "env", "cwd", "user",
     "timeout_s", "wall_timeout_s", "priority", "deadline_s", "retries", "idempotent", "labels",
 )  # fmt: skip
 

@@ -273,6 +273,7 @@ def _payload(action: SubmitActionRequest, coalesced: Sequence[CoalescedCall]) ->
         "stdin_open": action.stdin_open,
         "env": action.env,
         "cwd": action.cwd,
+        "user": action.user,
         "files": {path: b64encode(content).decode() for path, content in action.files.items()},
         "fetch": action.fetch,
     }

@@ -34,7 +34,7 @@ from arl_cpu.launcher.sandbox.zygote import start_zygote
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 from arl_cpu.launcher.server.launcher_server import LauncherServer
 from arl_cpu.launcher.server.selftest import DriverUnavailable, capabilities_without_isolation, run_selftest
-from arl_cpu.launcher.server.template_selftest import run_template_selftest
+from arl_cpu.launcher.server.template_selftest import run_template_selftest, users_capability
 from arl_cpu.templates.template_store import TemplateStore
 
 __all__ = ["main"]
@@ -250,7 +250,7 @@ def _serve(
         capabilities = (
             run_selftest(host, settings.directory) if driver.is_isolated else capabilities_without_isolation()
         )
-        capabilities = (*capabilities, run_template_selftest(host, settings.directory), agent)
+        capabilities = (*capabilities, run_template_selftest(host, settings.directory), users_capability(host), agent)
     except OSError as problem:
         raise DriverUnavailable(str(problem)) from problem
     if fallback_reason:

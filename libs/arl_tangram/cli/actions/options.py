@@ -26,7 +26,7 @@ NOT_OF_THE_REQUEST = {"directory", "request", "no_wait", "follow", "output", "fe
 PLAIN_OPTIONS = (
     "task", "trajectory", "session", "command", "template", "memory_mib", "disk_mib", "pids", "parallel_fraction",
     "resizable", "exclusive", "timeout_s", "wall_timeout_s", "deadline_s",
-    "retries", "priority", "profile", "step", "prompt", "group", "expected_turns", "progress", "cwd", "fetch",
+    "retries", "priority", "profile", "step", "prompt", "group", "expected_turns", "progress", "cwd", "user", "fetch",
     "require",
 )  # fmt: skip
 """Options that have the name and the form of the SDK's option."""
@@ -80,6 +80,7 @@ TurnsOption = Annotated[int | None, typer.Option(help="Expected number of action
 ProgressOption = Annotated[float | None, typer.Option(help="Completed fraction of the trajectory, 0 to 1.")]
 EnvOption = Annotated[Texts, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable.")]
 CwdOption = Annotated[str | None, typer.Option(help="Directory below the working directory.")]
+UserOption = Annotated[str | None, typer.Option(help="User of the program, such as root: a name or uid of the image.")]
 StdinOption = Annotated[Path | None, typer.Option(help="File for standard input; `-` passes this command's.")]
 FileOption = Annotated[list[Path] | None, typer.Option(help="Local file to copy into the action; repeatable.")]
 FetchOption = Annotated[Texts, typer.Option(metavar="PATH", help="File to copy back at the end; repeatable.")]

@@ -66,6 +66,7 @@ def submit(
     progress: options.ProgressOption = None,
     env: options.EnvOption = None,
     cwd: options.CwdOption = None,
+    user: options.UserOption = None,
     stdin: options.StdinOption = None,
     file: options.FileOption = None,
     fetch: options.FetchOption = None,

@@ -10,6 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from arl_cpu.launcher.linux.syscalls import unshare
+
 __all__ = ["IDS_PER_ENVIRONMENT", "IdRanges", "can_map_ranges", "give_file", "open_id_ranges"]
 
 IDS_PER_ENVIRONMENT = 0x10000
@@ -17,6 +19,7 @@ IDS_PER_ENVIRONMENT = 0x10000
 _FIRST_ID = 0x80000000
 """No distribution or container engine assigns ids from here on."""
 _BLOCKS, _RANGES_PER_BLOCK = 511, 64
+_NEW_USER = 0x10000000
 _LOCKS = Path("/run/tangram-ids")
 
 
@@ -76,6 +79,7 @@ def open_id_ranges(first_block: int, locks: Path = _LOCKS) -> IdRanges | None:
         locks.mkdir(mode=0o700, exist_ok=True)
         if locks.lstat().st_uid != 0 or not os.access(locks, os.W_OK):
             return None
+        _try_mapping()
     except OSError:
         return None
     return IdRanges(locks, first_block)
@@ -89,6 +93,29 @@ def can_map_ranges() -> bool:
 def give_file(file: int, owner: int) -> None:
     """Change the owner of a pipe or terminal, and as root its group, to ids of an environment."""
     os.fchown(file, owner, owner if os.geteuid() == 0 else -1)
+
+
+def _try_mapping() -> None:
+    """Map a range in a new user namespace. Raises OSError if this host does not allow it."""
+    ready, go_on = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(go_on[1])
+            unshare(_NEW_USER)
+            os.write(ready[1], b"x")
+            os.read(go_on[0], 1)
+        finally:
+            os._exit(0)
+    try:
+        os.close(ready[1])
+        os.read(ready[0], 1)  # ends without data if there is no namespace, and the maps are then not writable
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {_FIRST_ID} {IDS_PER_ENVIRONMENT}")
+    finally:
+        for file in (ready[0], *go_on):
+            os.close(file)
+        os.waitpid(pid, 0)
 
 
 def _has_ids(id_map: Path) -> bool:

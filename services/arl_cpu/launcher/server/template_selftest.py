@@ -10,14 +10,15 @@ from uuid import uuid4
 from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport, ExecutorEvent, NodeCapability
 from arl_cpu.launcher.files import workdir
+from arl_cpu.launcher.linux.id_ranges import IDS_PER_ENVIRONMENT
 from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 from arl_cpu.templates.template import Template
 from arl_cpu.templates.template_store import LAYER_TREE, TemplateStore, layer_owner
 
-__all__ = ["CAPABILITY_NAME", "run_template_selftest"]
+__all__ = ["CAPABILITY_NAME", "run_template_selftest", "users_capability"]
 
-CAPABILITY_NAME = "templates"
+CAPABILITY_NAME, USERS = "templates", "users"
 _NAME, _FILE, _WORKDIR = "probe", "written", "/place"
 _LIMIT_S, _NOT_FOUND = 5.0, 127
 _MECHANISM = "overlayfs, written to the environment's own tmpfs"
@@ -57,6 +58,21 @@ def run_template_selftest(host: SandboxHost, directory: Path) -> NodeCapability:
         " the environment's uid"
     )
     return NodeCapability(name=CAPABILITY_NAME, level="best_effort", mechanism=_MECHANISM, reason=reason, fix=_ADVICE)
+
+
+def users_capability(host: SandboxHost) -> NodeCapability:
+    """Return whether environments have root and other users. Mapping their ids was tried when the launcher started."""
+    if host.id_ranges is not None:
+        mechanism = f"{IDS_PER_ENVIRONMENT} ids in each user namespace"
+        return NodeCapability(name=USERS, level="enforced", mechanism=mechanism)
+    if not host.driver.has_zygote_namespaces:
+        reason, fix = f"the {host.driver.name} driver runs all programs as one user", "use the namespaces driver"
+    elif os.geteuid() != 0:
+        reason, fix = "an ordinary user can map only its own id", "run the launcher as root"
+    else:
+        reason = "this launcher cannot map the ids from 0x80000000 on into user namespaces, or cannot lock them in /run"
+        fix = "run the launcher as root of the machine, or of a container that has all of its ids"
+    return NodeCapability(name=USERS, level="absent", mechanism="one user in each environment", reason=reason, fix=fix)
 
 
 def _absent_capability(reason: str) -> NodeCapability:
