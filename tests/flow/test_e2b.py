@@ -3,8 +3,7 @@
 import asyncio
 import json
 import signal
-import struct
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,11 +13,12 @@ import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
 from support.conditions import eventually
+from support.e2b import ENVD_PORT, Sandbox, create, frame, messages, output
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 
 OTHERS_KEY = "tk_" + "e" * 32
-ENVD_PORT = "49983"
+BYTES = {"content-type": "application/octet-stream"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -45,51 +45,6 @@ async def sandbox(api: httpx.AsyncClient) -> AsyncIterator["Sandbox"]:
     await sandbox.kill()
 
 
-class Sandbox:
-    """A client of one sandbox that has only its token."""
-
-    def __init__(self, api: httpx.AsyncClient, created: dict[str, Any]) -> None:
-        self.api, self.id, self.token = api, created["sandboxID"], created["envdAccessToken"]
-        headers = {"e2b-sandbox-id": self.id, "e2b-sandbox-port": ENVD_PORT, "x-access-token": self.token}
-        self.envd = httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=60)
-
-    async def kill(self) -> None:
-        await self.api.delete(f"/sandboxes/{self.id}")
-        await self.envd.aclose()
-
-    async def rpc(self, method: str, body: dict[str, Any]) -> httpx.Response:
-        return await self.envd.post(f"/{method}", json=body)
-
-    async def run(self, command: str, **options: Any) -> list[dict[str, Any]]:
-        """Run a command and return the messages of its stream."""
-        body = {"process": {"cmd": "/bin/bash", "args": ["-l", "-c", command], **options}, "stdin": False}
-        headers = {"content-type": "application/connect+json"}
-        answer = await self.envd.post("/process.Process/Start", content=frame(body), headers=headers)
-        assert answer.status_code == 200, answer.text
-        return messages(answer.content)
-
-    async def pids(self) -> list[int]:
-        """Return the ids of the processes that run."""
-        listed = (await self.rpc("process.Process/List", {})).json()
-        return [each["pid"] for each in listed["processes"]]
-
-    async def is_at_rest(self) -> bool:
-        """Return True if no action of the sandbox is unsettled."""
-        return {each["state"] for each in await self.actions()} == {"settled"}
-
-    async def actions(self) -> list[dict[str, Any]]:
-        """Return the actions that ran programs in the sandbox."""
-        listed = (await self.api.get("/v1/actions", params={"task": "e2b", "limit": 100})).json()["items"]
-        mine = [each for each in listed if each.get("environment", "").replace("-", "") == self.id]
-        return [each for each in mine if each["kind"] == "exec"]
-
-
-async def create(api: httpx.AsyncClient, **options: Any) -> Sandbox:
-    answer = await api.post("/v2/sandboxes", json={"templateID": "base", "timeout": 300, **options})
-    assert answer.status_code == 201, answer.text
-    return Sandbox(api, answer.json())
-
-
 async def first_pids(sandbox: Sandbox) -> list[int]:
     """Return the ids of the processes that run, once there are any."""
     found: list[int] = []
@@ -102,25 +57,6 @@ async def first_pids(sandbox: Sandbox) -> list[int]:
     return found
 
 
-def frame(body: dict[str, Any]) -> bytes:
-    content = json.dumps(body).encode()
-    return struct.pack(">BI", 0, len(content)) + content
-
-
-def messages(data: bytes) -> list[dict[str, Any]]:
-    found = []
-    while data:
-        _, length = struct.unpack_from(">BI", data)
-        found.append(json.loads(data[5 : 5 + length]))
-        data = data[5 + length :]
-    return found
-
-
-def output(found: list[dict[str, Any]], name: str = "stdout") -> str:
-    events = [each["event"]["data"] for each in found if "data" in each.get("event", {})]
-    return b"".join(b64decode(each[name]) for each in events if name in each).decode()
-
-
 async def test_command_streams_output_and_exit_code_and_is_one_action(sandbox: Sandbox) -> None:
     found = await sandbox.run("echo $A; echo why >&2; exit 3", envs={"A": "x"}, cwd="/tmp")
     assert "start" in found[0]["event"]
@@ -130,6 +66,16 @@ async def test_command_streams_output_and_exit_code_and_is_one_action(sandbox: S
     await eventually(sandbox.is_at_rest)
     [action] = await sandbox.actions()
     assert action["outcome"] == "ok"
+
+
+async def test_command_and_files_belong_to_the_user_of_the_request(sandbox: Sandbox) -> None:
+    assert output(await sandbox.run("id -u; echo $HOME $USER")) == "1000\n/workspace sandbox\n"
+    assert output(await sandbox.run("id -u; echo $HOME $USER; touch mine", user="root")) == "0\n/root root\n"
+    written = await sandbox.envd.post("/files?path=/workspace/theirs&username=root", content=b"x", headers=BYTES)
+    assert written.status_code == 200, written.text
+    assert output(await sandbox.run("stat -c %u theirs; stat -c %u .; rm theirs; echo $?")) == "0\n1000\n0\n"
+    unknown = await sandbox.run("id", user="nobody-else")
+    assert unknown[-1]["error"]["code"] == "unauthenticated", unknown
 
 
 async def test_commands_that_overlap_run_concurrently_in_one_action(sandbox: Sandbox) -> None:
@@ -326,7 +272,7 @@ async def test_process_outlives_the_gateway_and_streams_end_with_it(system: Syst
 
 
 async def test_sandbox_with_a_damaged_daemon_reports_it_and_recovers(sandbox: Sandbox) -> None:
-    found = await sandbox.run("pkill -f daemon.py; sleep 60")
+    found = await sandbox.run("pkill -f daemon.py; sleep 60", user="root")
     assert found[-1]["error"]["code"] == "internal"
     assert output(await sandbox.run("echo again")) == "again\n"
 

@@ -6,10 +6,10 @@ import pytest
 
 from arl_cpu.contract.executor import EnvironmentSpec
 from support.conditions import eventually
-from support.sandbox import Bench, a_bench, an_environment, cgroups_of, living_descendants, sandboxes
+from support.sandbox import ROOT_INSIDE, Bench, a_bench, an_environment, cgroups_of, living_descendants, sandboxes
 
 
-@pytest.fixture(scope="module", params=sandboxes(slow=("landlock",), both_agents=True))
+@pytest.fixture(scope="module", params=[*sandboxes(slow=("landlock",), both_agents=True), *ROOT_INSIDE])
 async def sandbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     async with a_bench(tmp_path_factory.mktemp("sandbox"), request.param) as bench:
         yield bench

@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -29,12 +30,23 @@ from arl_cpu.contract.executor import (
 )
 from arl_cpu.contract.launcher_client import LauncherClient
 from arl_cpu.launcher.isolation.drivers import DRIVERS
+from arl_cpu.launcher.linux.id_ranges import can_map_ranges
 from arl_cpu.launcher.linux.syscalls import PR_SET_PDEATHSIG, prctl
 
 END_LIMIT_S = 15
 NATIVE = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("cc") is None, reason="the agent in C needs root's cgroups and a compiler"
 )
+
+HAS_USERS = pytest.mark.skipif(not can_map_ranges(), reason="environments have one user: root of all ids maps ranges")
+ROOT_INSIDE = [
+    pytest.param(
+        f"namespaces+{agent}@root",
+        marks=[pytest.mark.slow, NATIVE if agent == "native" else HAS_USERS],
+    )
+    for agent in ("native", "python")
+]
+"""Test parameters for attacks by root inside."""
 
 
 def sandboxes(slow: Sequence[str] = (), *, both_agents: bool = False) -> list[Any]:
@@ -130,8 +142,11 @@ def a_report(**changes: Any) -> ExecutionReport:
 class Bench:
     """An executor under test: it starts attempts and returns their reports."""
 
-    def __init__(self, executor: Executor, state: ExecutorState, launcher: "Launcher | None" = None) -> None:
-        self.executor, self.state, self.launcher = executor, state, launcher
+    def __init__(
+        self, executor: Executor, state: ExecutorState, launcher: "Launcher | None" = None, user: str | None = None
+    ) -> None:
+        self.executor, self.state, self.launcher, self.user = executor, state, launcher, user
+        """`user` is the user of attempts that name none."""
         self.lost: asyncio.Queue[EnvironmentLostEvent] = asyncio.Queue()
         self.unused_milli: list[int] = []
         """All reports of unused cores, the last one last."""
@@ -148,6 +163,8 @@ class Bench:
 
     async def begin(self, spec: ExecSpec) -> "asyncio.Future[ExecutionReport]":
         """Start the attempt and return a future of its report."""
+        if self.user is not None and spec.user is None:
+            spec = replace(spec, user=self.user)
         report = self.report_of(spec.fence)
         await self.executor.start([spec])
         return report
@@ -227,13 +244,17 @@ def _end_with_the_test() -> None:
 
 @asynccontextmanager
 async def a_bench(directory: Path, driver: str, *, ready: int = 0, prefix: Sequence[str] = ()) -> AsyncIterator[Bench]:
-    """Run a launcher with a connected manager; by default it creates no environments in advance."""
+    """Run a launcher with a connected manager; by default it creates no environments in advance.
+
+    After an at sign, `driver` has the user of attempts that name none.
+    """
+    driver, _, user = driver.partition("@")
     templates = str(directory / "templates")
     variables = {"TANGRAM_SANDBOX_POOL_SIZE": str(ready), "TANGRAM_TEMPLATES_DIR": templates}
     launcher = Launcher(directory, driver, prefix, **variables)
     launcher.wait_until_ready()
     client = LauncherClient(launcher.socket)
-    bench = Bench(client, await client.connect(), launcher)
+    bench = Bench(client, await client.connect(), launcher, user or None)
     try:
         yield bench
     finally:

@@ -89,7 +89,8 @@ RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024),
 
 PROGRAM_FIELDS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
 SANDBOX_FIELDS = (
-    *PROGRAM_FIELDS, "user", "env", "files", "fetch", "environment", "demand", "elasticity", "require", "wall_timeout_s",
+    *PROGRAM_FIELDS, "user",
+    "env", "files", "fetch", "environment", "demand", "elasticity", "require", "wall_timeout_s",
 )  # fmt: skip
 
 

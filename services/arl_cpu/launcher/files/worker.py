@@ -1,10 +1,10 @@
 """The process of one operation on the files of a living environment, between its actions.
 
-It runs in the environment's mount namespace as one of its users and behind the actions' filter. A hostile file can make it
-do only what that user may do anyway. It is not in the environment's pid namespace, so processes there cannot see, signal
-or trace it. It must run while the environment is frozen. All workers of a node share the CPU limit of one group with the
-lowest weight, because nobody granted them cores. Under cgroup v1 their memory counts as the environment's. Under cgroup
-v2, which has one directory for all controllers, the size of the write area limits their writes.
+It runs in the environment's mount namespace as one of its users and behind the actions' filter. A hostile file can make
+it do only what that user may do anyway. It is not in the environment's pid namespace, so processes there cannot see,
+signal or trace it. It must run while the environment is frozen. All workers of a node share the CPU limit of one group
+with the lowest weight, because nobody granted them cores. Under cgroup v1 their memory counts as the environment's.
+Under cgroup v2, which has one directory for all controllers, the size of the write area limits their writes.
 """
 
 import fcntl

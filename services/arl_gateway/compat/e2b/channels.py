@@ -27,6 +27,8 @@ __all__ = ["ProcessFeed", "SandboxChannel", "SandboxChannels", "Subscription"]
 
 log = logging.getLogger(__name__)
 
+ROOT = "root"
+"""User of the daemon, which starts each command as its own user."""
 TURN_ARGV = ["python3", "-S", "-E", ".e2b/turn.py"]
 MAX_TURN_S = 86400.0
 MAX_ATTEMPTS = 3
@@ -277,6 +279,7 @@ class SandboxChannel:
             profile="e2b",
             environment=EnvironmentSelector(id=sandbox.id, scope="trajectory"),
             argv=TURN_ARGV,
+            user=ROOT if sandbox.has_users else None,
             stdin=stdin,
             stdin_open=True,
             timeout_s=MAX_TURN_S,

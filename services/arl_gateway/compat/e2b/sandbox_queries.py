@@ -22,7 +22,9 @@ __all__ = [
 
 _SANDBOX = """
     select s.environment_id as id, s.project_id, s.key_id, p.name as project, s.template, s.metadata, s.variables,
-           s.access_token, s.created_at, s.ends_at, s.paused_at, q.task, e.trajectory, e.memory_mib, e.disk_mib, e.pids
+           s.access_token, s.created_at, s.ends_at, s.paused_at, q.task, e.trajectory, e.memory_mib, e.disk_mib, e.pids,
+           exists (select 1 from nodes as n
+                    where n.id = e.node_id and n.enforced @> '[{"name": "users", "level": "enforced"}]') as has_users
       from e2b_sandboxes as s
       join environments as e on e.id = s.environment_id
       join queues as q on q.id = e.queue_id

@@ -35,8 +35,8 @@ GUEST_PACKAGE = b"arl_gateway.compat.e2b.guest."
 """Package of the guest's modules. In a sandbox they are top-level modules in one directory."""
 SNAPSHOT_ID = re.compile("[0-9a-f]{32}")
 GUEST_FILES = (
-    *("code_requests.py", "daemon.py", "event_buffer.py", "executions.py", "file_operations.py", "kernel.py"),
-    *("processes.py", "turn.py", "watches.py"),
+    *("accounts.py", "code_requests.py", "daemon.py", "event_buffer.py", "executions.py", "file_operations.py"),
+    *("kernel.py", "processes.py", "turn.py", "watches.py"),
 )
 
 

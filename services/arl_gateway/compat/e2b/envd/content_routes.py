@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -33,18 +34,19 @@ async def check_health(sandbox: SandboxDep) -> Response:
 
 
 @router.get(f"{ENVD_PREFIX}/files")
-async def read_file(channel: ChannelDep, path: str = "") -> Response:
+async def read_file(channel: ChannelDep, path: str = "", username: str = "") -> Response:
     """Return the content of a file."""
-    first = await _read_part(channel, path, 0)
+    file = SandboxFile(channel, path, username)
+    first = await _read_part(file, 0)
     size = first[1]
     headers = {"content-length": str(size)}
     return StreamingResponse(
-        _file_content(channel, path, first[0], size), media_type="application/octet-stream", headers=headers
+        _file_content(file, first[0], size), media_type="application/octet-stream", headers=headers
     )
 
 
 @router.post(f"{ENVD_PREFIX}/files")
-async def write_files(request: Request, channel: ChannelDep, path: str | None = None) -> Response:
+async def write_files(request: Request, channel: ChannelDep, path: str | None = None, username: str = "") -> Response:
     """Write files from a form with a part for each, or one file from the body."""
     body = await request.body()
     if request.headers.get("content-encoding") == "gzip":
@@ -61,7 +63,8 @@ async def write_files(request: Request, channel: ChannelDep, path: str | None = 
         for name, value in request.headers.items()
         if name.startswith(METADATA_PREFIX)
     }
-    return JSONResponse([await _write_file(channel, name, content, metadata) for name, content in files])
+    written = [(SandboxFile(channel, name, username), content) for name, content in files]
+    return JSONResponse([await _write_file(file, content, metadata) for file, content in written])
 
 
 @router.api_route(PORTS_PREFIX + "/{port}/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"])
@@ -70,38 +73,51 @@ async def refuse_port(port: int, sandbox: SandboxDep) -> Response:
     raise not_supported(f"port {port} of a sandbox")
 
 
-async def _read_part(channel: SandboxChannel, path: str, offset: int) -> tuple[bytes, int]:
-    found = await channel.call("read", {"path": path, "offset": offset, "limit": PART_BYTES})
+@dataclass(frozen=True, slots=True)
+class SandboxFile:
+    """A path in a sandbox and the user of the access."""
+
+    channel: SandboxChannel
+    path: str
+    user: str
+
+    async def call(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Perform an operation on the file. Raises GuestCallError."""
+        return await self.channel.call(operation, {"path": self.path, "user": self.user, **arguments})
+
+
+async def _read_part(file: SandboxFile, offset: int) -> tuple[bytes, int]:
+    found = await file.call("read", {"offset": offset, "limit": PART_BYTES})
     return b64decode(found["data"]), found["size"]
 
 
-async def _file_content(channel: SandboxChannel, path: str, first: bytes, size: int) -> AsyncIterator[bytes]:
+async def _file_content(file: SandboxFile, first: bytes, size: int) -> AsyncIterator[bytes]:
     """Yield a file in parts. A file that shrinks meanwhile ends the response early."""
     if first:
         yield first
     at = len(first)
     while at < size:
-        part = (await _read_part(channel, path, at))[0][: size - at]
+        part = (await _read_part(file, at))[0][: size - at]
         if not part:
             return
         yield part
         at += len(part)
 
 
-async def _write_file(channel: SandboxChannel, path: str, content: bytes, metadata: dict[str, str]) -> dict[str, Any]:
-    first = {"path": path, "offset": 0, "data": b64encode(content[:PART_BYTES]).decode(), "metadata": metadata}
-    entry: dict[str, Any] = (await channel.call("write", first))["entry"]
+async def _write_file(file: SandboxFile, content: bytes, metadata: dict[str, str]) -> dict[str, Any]:
+    first = {"offset": 0, "data": b64encode(content[:PART_BYTES]).decode(), "metadata": metadata}
+    entry: dict[str, Any] = (await file.call("write", first))["entry"]
     offsets = list(range(PART_BYTES, len(content), PART_BYTES))
     for at in range(0, len(offsets), CONCURRENT_PARTS):
         parts = offsets[at : at + CONCURRENT_PARTS]
-        await asyncio.gather(*(_write_part(channel, path, content, part) for part in parts))
+        await asyncio.gather(*(_write_part(file, content, part) for part in parts))
     found = {"name": entry["name"], "path": entry["path"], "type": "file"}
     return {**found, "metadata": metadata} if metadata else found
 
 
-async def _write_part(channel: SandboxChannel, path: str, content: bytes, offset: int) -> None:
+async def _write_part(file: SandboxFile, content: bytes, offset: int) -> None:
     data = b64encode(content[offset : offset + PART_BYTES]).decode()
-    await channel.call("write", {"path": path, "offset": offset, "data": data})
+    await file.call("write", {"offset": offset, "data": data})
 
 
 def _decompress(body: bytes) -> bytes:

@@ -10,7 +10,14 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from arl_gateway.compat.e2b.access import ENVD_PREFIX
 from arl_gateway.compat.e2b.channels import SandboxChannel, Subscription
 from arl_gateway.compat.e2b.envd.connect_codec import encode_end, encode_envelope, timeout_of
-from arl_gateway.compat.e2b.envd.process_routes import STREAM_TYPE, ChannelDep, first_message, keepalive_of, rpc_message
+from arl_gateway.compat.e2b.envd.process_routes import (
+    STREAM_TYPE,
+    ChannelDep,
+    first_message,
+    keepalive_of,
+    rpc_message,
+    user_of,
+)
 from arl_gateway.compat.e2b.errors import GuestCallError, RpcRoute, not_supported, rpc_error_body
 
 __all__ = ["router"]
@@ -25,7 +32,7 @@ async def move(request: Request, channel: ChannelDep) -> Response:
     """Move a file or a directory."""
     message = await rpc_message(request)
     paths = {"path": _path_of(message, "source"), "destination": _path_of(message, "destination")}
-    return JSONResponse(await channel.call("move", paths))
+    return JSONResponse(await channel.call("move", {**paths, "user": user_of(request)}))
 
 
 @router.post("/CreateWatcher")
@@ -63,7 +70,7 @@ async def call_filesystem(method: str, request: Request, channel: ChannelDep) ->
     message = await rpc_message(request)
     if (operation := OPERATIONS.get(method)) is None:
         raise not_supported(f"filesystem.Filesystem/{method[:64]}")
-    arguments: dict[str, Any] = {"path": _path_of(message, "path")}
+    arguments: dict[str, Any] = {"path": _path_of(message, "path"), "user": user_of(request)}
     if method == "ListDir":
         depth = message.get("depth", 1)
         arguments["depth"] = depth if isinstance(depth, int) else 1

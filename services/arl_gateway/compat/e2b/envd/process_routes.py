@@ -65,7 +65,7 @@ async def start_process(request: Request, sandbox: SandboxDep, channel: ChannelD
         "stdin": message.get("stdin", True),
         "pty": message.get("pty"),
         "envs": json.loads(sandbox.variables),
-        "user": _user_of(request),
+        "user": user_of(request),
         "timeout_s": timeout_of(request.headers.get("connect-timeout-ms")),
     }
     return _event_stream(request, channel, "start", arguments)
@@ -165,7 +165,7 @@ def _pid_of(message: dict[str, Any]) -> int:
     return pid
 
 
-def _user_of(request: Request) -> str:
+def user_of(request: Request) -> str:
     """Return the user of a `Basic` header, or an empty string."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from arl_gateway.compat.e2b.guest.accounts import Account
 from arl_gateway.compat.e2b.guest.event_buffer import EventBuffer
 from arl_gateway.compat.e2b.guest.executions import CellExecution, CodeContext
 from arl_gateway.compat.e2b.guest.file_operations import GuestError
-from arl_gateway.compat.e2b.guest.processes import variables
 
 __all__ = ["CodeRequests"]
 
@@ -18,8 +18,8 @@ class CodeRequests:
 
     OPERATIONS = ("context", "contexts", "restart_context", "remove_context", "execute", "interrupt")
 
-    def __init__(self, sources: dict[int, EventBuffer], numbers: itertools.count[int], home: str) -> None:
-        self._sources, self._numbers, self._home = sources, numbers, home
+    def __init__(self, sources: dict[int, EventBuffer], numbers: itertools.count[int], account: Account) -> None:
+        self._sources, self._numbers, self._account = sources, numbers, account
         self._defaults: dict[str, CodeContext] = {}
         """Contexts of cells that name none, by language."""
         self._cells: dict[int, tuple[CodeContext, CellExecution]] = {}
@@ -62,9 +62,9 @@ class CodeRequests:
         return {"pid": cell.pid}
 
     def _create(self, arguments: dict[str, Any]) -> CodeContext:
-        env = {**variables(self._home), **(arguments.get("variables") or {})}
+        env = {**self._account.variables(), **(arguments.get("variables") or {})}
         language, cwd = arguments.get("language") or "python", arguments.get("cwd") or ""
-        context = CodeContext(next(self._numbers), language, cwd, self._home, env)
+        context = CodeContext(next(self._numbers), language, cwd, self._account, env)
         self._sources[context.pid] = context
         return context
 

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from typing import Any
 
+from arl_gateway.compat.e2b.guest.accounts import acting_as, default_account, find_account
 from arl_gateway.compat.e2b.guest.code_requests import CodeRequests
 from arl_gateway.compat.e2b.guest.event_buffer import EventBuffer
 from arl_gateway.compat.e2b.guest.file_operations import OPERATIONS, GuestError, resolve_path
@@ -74,10 +75,10 @@ class Daemon:
     """All state of the sandbox's processes and relays."""
 
     def __init__(self, home: str) -> None:
-        self.home = home
+        self.account = default_account(home)
         self.sources: dict[int, EventBuffer] = {}
         self.numbers = itertools.count(-1, -1)
-        self.code = CodeRequests(self.sources, self.numbers, home)
+        self.code = CodeRequests(self.sources, self.numbers, self.account)
         self.relays: dict[int, Relay] = {}
         self.responses: OrderedDict[str, bytes] = OrderedDict()
         self.selector = selectors.DefaultSelector()
@@ -235,13 +236,15 @@ class Daemon:
 
     def _perform(self, relay: Relay, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if op in OPERATIONS:
+            account = find_account(arguments.pop("user", ""), self.account)
             for name in ("path", "destination"):
                 if name in arguments:
-                    arguments[name] = resolve_path(arguments[name], self.home)
+                    arguments[name] = resolve_path(arguments[name], account.home)
             operation: Any = OPERATIONS[op]
-            return dict(operation(**arguments))
+            with acting_as(account):
+                return dict(operation(**arguments))
         if op == "start":
-            process = start(arguments, self.home)
+            process = start(arguments, self.account)
             self.sources[process.pid] = process
             relay.followed[process.pid] = 0
             return {"pid": process.pid}

@@ -13,6 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from arl_gateway.compat.e2b.guest.accounts import Account
 from arl_gateway.compat.e2b.guest.event_buffer import EventBuffer
 from arl_gateway.compat.e2b.guest.file_operations import GuestError, resolve_path
 
@@ -40,13 +41,13 @@ class CodeContext(EventBuffer):
 
     is_counted = False
 
-    def __init__(self, pid: int, language: str, cwd: str, home: str, env: dict[str, str]) -> None:
+    def __init__(self, pid: int, language: str, cwd: str, account: Account, env: dict[str, str]) -> None:
         super().__init__(pid)
         if language not in LANGUAGES:
             raise GuestError("unimplemented", f"not supported by this server: language '{language[:64]}'")
         self.id, self.language = str(uuid.uuid4()), language
-        self.cwd = resolve_path(cwd, home)
-        self._env = env
+        self.cwd = resolve_path(cwd, account.home)
+        self._env, self._account = env, account
         self.waiting: deque[CellExecution] = deque()
         """The running cell and those behind it."""
         self._partial = b""
@@ -61,6 +62,7 @@ class CodeContext(EventBuffer):
         self._child = subprocess.Popen(
             [sys.executable, program, str(target)], cwd=self.cwd, env=self._env, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=(target,),
+            **self._account.start_options(),
         )  # fmt: skip
         os.close(target)
         self.outputs = {messages: "messages"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
-import pwd
 import signal
 import struct
 import subprocess
@@ -13,10 +12,11 @@ import termios
 import time
 from typing import Any
 
+from arl_gateway.compat.e2b.guest.accounts import Account, find_account
 from arl_gateway.compat.e2b.guest.event_buffer import EventBuffer
 from arl_gateway.compat.e2b.guest.file_operations import GuestError, resolve_path
 
-__all__ = ["SIGNALS", "GuestProcess", "start", "variables"]
+__all__ = ["SIGNALS", "GuestProcess", "start"]
 
 CHUNK_BYTES = 32 << 10
 SIGNALS = {"SIGNAL_SIGKILL": signal.SIGKILL, "SIGNAL_SIGTERM": signal.SIGTERM}
@@ -135,23 +135,22 @@ class GuestProcess(EventBuffer):
         return {"exitCode": -1, "status": status, "error": status}
 
 
-def start(request: dict[str, Any], home: str) -> GuestProcess:
-    """Start a process. Raises GuestError."""
-    config, user = request["process"], request.get("user") or ""
-    cwd = resolve_path(config.get("cwd") or "", home)
+def start(request: dict[str, Any], default: Account) -> GuestProcess:
+    """Start a process as the user of the request. Raises GuestError."""
+    config, account = request["process"], find_account(request.get("user") or "", default)
+    cwd = resolve_path(config.get("cwd") or "", account.home)
     if not os.path.isdir(cwd):
         raise GuestError("invalid_argument", f"cwd '{cwd}' does not exist or is not a directory")
-    env = {**variables(home), **request.get("envs", {}), **config.get("envs", {})}
-    _check_user(user)
+    env = {**account.variables(), **request.get("envs", {}), **config.get("envs", {})}
     terminal = request.get("pty")
     argv = [config["cmd"], *config.get("args", [])]
     try:
         if terminal is not None:
-            return _start_in_terminal(argv, cwd, env, config, request, terminal)
+            return _start_in_terminal(argv, cwd, env, account, request, terminal)
         stdin = subprocess.PIPE if request.get("stdin", True) else subprocess.DEVNULL
         child = subprocess.Popen(
             argv, cwd=cwd, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-            start_new_session=True,
+            start_new_session=True, **account.start_options(),
         )  # fmt: skip
     except (FileNotFoundError, NotADirectoryError):
         raise GuestError("not_found", f"program '{config['cmd']}' does not exist in the sandbox") from None
@@ -174,7 +173,7 @@ def _take_fd(stream: Any) -> int:
 
 
 def _start_in_terminal(
-    argv: list[str], cwd: str, env: dict[str, str], config: dict[str, Any], request: dict[str, Any], terminal: Any
+    argv: list[str], cwd: str, env: dict[str, str], account: Account, request: dict[str, Any], terminal: Any
 ) -> GuestProcess:
     master, slave = os.openpty()
 
@@ -183,43 +182,19 @@ def _start_in_terminal(
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     try:
+        if options := account.start_options():
+            os.fchown(slave, account.uid, -1)
         child = subprocess.Popen(
-            argv, cwd=cwd, env=env, stdin=slave, stdout=slave, stderr=slave, preexec_fn=take_terminal
+            argv, cwd=cwd, env=env, stdin=slave, stdout=slave, stderr=slave, preexec_fn=take_terminal, **options
         )
     except BaseException:
         os.close(master)
         raise
     finally:
         os.close(slave)
-    process = GuestProcess(child, config, request.get("timeout_s", 0))
+    process = GuestProcess(child, request["process"], request.get("timeout_s", 0))
     os.set_blocking(master, False)
     process.pty, process.outputs[master] = master, "pty"
     size = terminal.get("size", {})
     process.resize(size.get("cols", 80), size.get("rows", 24))
     return process
-
-
-def variables(home: str) -> dict[str, str]:
-    """Return the variables that every process has."""
-    name = _own_name()
-    return {**os.environ, "HOME": home, "USER": name, "LOGNAME": name, "E2B_SANDBOX": "true"}
-
-
-def _own_name() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
-
-
-def _check_user(user: str) -> None:
-    """Refuse users other than the sandbox's own, which is also called `user`. Raises GuestError."""
-    if user in ("", "user", _own_name(), str(os.getuid())):
-        return
-    try:
-        pwd.getpwnam(user)
-    except KeyError:
-        raise GuestError("unauthenticated", f"user '{user}' does not exist in the sandbox") from None
-    raise GuestError(
-        "unimplemented", f"not supported by this server: user '{user}'. Commands run as user '{_own_name()}'"
-    )
