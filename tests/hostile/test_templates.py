@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from arl_cpu.contract.executor import EnvironmentSpec, ExecutionReport, FileOperationError, NodeCapability
+from arl_cpu.launcher.isolation.users import KEPT_CAPABILITIES
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.importer import import_template, remove_template
 from arl_cpu.templates.template import Template
@@ -121,17 +122,15 @@ class TestTemplateFiles:
         assert report.stdout.data == b"red\n/data/old\n"
 
     @pytest.mark.usefixtures("changeable")
-    async def test_sandbox_user_has_a_name_a_group_and_terminals(self, sandbox: Bench, base: bytes) -> None:
-        accounts = {"etc/passwd": "root:x:0:0::/root:/bin/sh\nsandbox:x:7:7::/:/bin/sh", "etc/group": "app:x:1000:\n"}
+    async def test_image_without_accounts_names_root_and_others_keep_theirs(self, sandbox: Bench, base: bytes) -> None:
+        accounts = {"etc/passwd": "boss:x:0:0::/boss:/bin/sh\nsandbox:x:7:7::/:/bin/sh", "etc/group": "app:x:0:\n"}
         layer = a_layer(*(member(path, text) for path, text in accounts.items()))
         imported(sandbox, "named", base, layer, config={"WorkingDir": "/srv/app"})
-        for name, expected in (("plain", b"sandbox sandbox"), ("named", b"sandbox1000 app")):
+        root_row = "root:x:0:0:root:/root:/bin/sh\n"
+        for name, names, rows in (("plain", "root root", root_row), ("named", "boss app", accounts["etc/passwd"])):
             environment = an_environment(scope="ephemeral", template=name)
-            report = await shell(sandbox, "echo $(id -un) $(id -gn); cat /etc/passwd; ls -d /dev/pts/ptmx", environment)
-            first, *entries, terminal = report.stdout.data.splitlines()
-            assert (first, terminal) == (expected, b"/dev/pts/ptmx"), report
-            assert entries[-1].startswith(expected.split()[0] + b":x:1000:1000::/root:/bin/")
-            assert entries[0].startswith(b"root:x:0:0:")
+            report = await shell(sandbox, "ls -d /dev/pts/ptmx; echo $(id -un) $(id -gn); cat /etc/passwd", environment)
+            assert report.stdout.data.decode() == f"/dev/pts/ptmx\n{names}\n{rows}", report
 
     @pytest.mark.usefixtures("changeable")
     async def test_files_are_written_to_and_fetched_from_the_image_directory(self, sandbox: Bench) -> None:
@@ -139,7 +138,7 @@ class TestTemplateFiles:
         assert report.files == {"out": b"1\nbelow\n", "kept": b"below\n"}
 
     @pytest.mark.usefixtures("changeable")
-    async def test_every_file_can_be_changed_by_the_sandbox_user(self, sandbox: Bench) -> None:
+    async def test_every_file_can_be_changed_by_root_inside(self, sandbox: Bench) -> None:
         text = """
             set -e
             echo above >kept; echo x >/etc/release; rm -r old; mkdir old; echo y >old/b; mv new /moved
@@ -147,7 +146,7 @@ class TestTemplateFiles:
             cat kept /etc/release; ls old; stat -c %u:%a /bin/ls
         """
         report = await shell(sandbox, text)
-        assert (report.outcome, report.stdout.data) == ("ok", b"above\nx\nb\n1000:700\n"), report
+        assert (report.outcome, report.stdout.data) == ("ok", b"above\nx\nb\n0:700\n"), report
 
     @pytest.mark.usefixtures("changeable")
     @pytest.mark.parametrize(
@@ -352,12 +351,16 @@ class TestHostileImages:
         report = await shell(sandbox, "true", an_environment(scope="ephemeral", template="workdir"))
         assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
 
-    async def test_set_uid_program_of_an_image_gives_no_rights(self, sandbox: Bench, base: bytes) -> None:
+    async def test_set_uid_program_of_an_image_gives_rights_only_inside(self, sandbox: Bench, base: bytes) -> None:
         sh = Path("/bin/sh").read_bytes()
         imported(sandbox, "setuid", base, a_layer(member("bin/su", sh, mode=0o6755)))
-        report = await shell(sandbox, "su -p -c id", an_environment(scope="ephemeral", template="setuid"))
-        assert report.stdout.data.startswith(b"uid=1000(sandbox) gid=1000(sandbox)"), report
-        assert b"euid" not in report.stdout.data
+        environment = an_environment(scope="ephemeral", template="setuid")
+        text = "su -p -c 'id; cat /proc/self/status /proc/1/environ'"
+        report = await shell(sandbox, text, environment, user="1000:1000")
+        assert report.stdout.data.startswith(b"uid=1000 gid=1000 euid=0(root) egid=0(root)"), report
+        kept = sum(1 << each for each in KEPT_CAPABILITIES)
+        assert f"CapEff:\t{kept:016x}\n".encode() in report.stdout.data
+        assert b"Permission denied" in report.stderr.data
 
     @pytest.mark.usefixtures("changeable")
     async def test_agent_does_not_import_modules_of_the_image(self, sandbox: Bench, base: bytes) -> None:

@@ -4,7 +4,7 @@ import os
 import stat
 from contextlib import suppress
 
-__all__ = ["add_accounts"]
+__all__ = ["add_accounts", "add_root"]
 
 _ID = b"1000"
 _NAMES = (b"sandbox", b"sandbox1000")
@@ -25,6 +25,16 @@ def add_accounts(home: str) -> None:
         _add_entry("/etc/passwd", os.fsencode(f":x:1000:1000::{place}:{shell}\n"), _ROOT_USER)
     with suppress(OSError):
         _add_entry("/etc/group", b":x:1000:\n", _ROOT_GROUP)
+
+
+def add_root() -> None:
+    """Name root in an image without files of accounts. Call it when the image is the root directory."""
+    for path, row in (("/etc/passwd", _ROOT_USER), ("/etc/group", _ROOT_GROUP)):
+        with suppress(OSError):
+            if _read(path) is None:
+                os.makedirs("/etc", exist_ok=True)
+                with open(path, "xb") as file:
+                    file.write(row)
 
 
 def _add_entry(path: str, rest: bytes, first: bytes) -> None:

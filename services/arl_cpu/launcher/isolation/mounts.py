@@ -30,6 +30,9 @@ WORKSPACE = "/workspace"
 _WRITE_AREA = "/tmp"  # noqa: S108  # inside
 WRITABLE_PATHS = {"workspace": WORKSPACE, "shm": "/dev/shm", "var": "/var/tmp", "mnt": "/mnt", "tmp": _WRITE_AREA}  # noqa: S108
 """Mount point by part of the write area."""
+ROOT_HOME = "/root"
+"""Writable if the environment has users."""
+_MODES = {WORKSPACE: 0o755, ROOT_HOME: 0o700}
 _ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
 SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_PATHS = (
@@ -138,9 +141,10 @@ def mount_write_area(setup: AgentSetup) -> None:
     options = write_area_options(setup)
     syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
     files = {}
-    for name, place in WRITABLE_PATHS.items():
+    places = WRITABLE_PATHS if setup.user is None else {"root": ROOT_HOME, **WRITABLE_PATHS}
+    for name, place in places.items():
         os.mkdir(f"{_WRITE_AREA}/{name}")
-        os.chmod(f"{_WRITE_AREA}/{name}", 0o755 if place == WORKSPACE else 0o1777)
+        os.chmod(f"{_WRITE_AREA}/{name}", _MODES.get(place, 0o1777))
         files[place] = os.open(f"{_WRITE_AREA}/{name}", os.O_PATH | os.O_CLOEXEC)
     # The mount point of the area itself is the last entry; after it only the parts are visible.
     for place, file in files.items():

@@ -58,9 +58,11 @@ class TemplateRoot:
         system_files.mount_sys(_ROOT, self.sys)
         syscalls.pivot_root(_ROOT)
         # From here on, links of the template cannot lead to the host.
-        _make_directories(setup)
-        if setup.user is None:
+        if setup.user in (None, users.HOST_USER):
             accounts.add_accounts(setup.home)
+        else:
+            accounts.add_root()
+        _make_directories(setup)
         system_files.add_network_files()
         os.chdir(setup.workspace)
 

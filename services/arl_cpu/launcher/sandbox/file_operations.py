@@ -86,7 +86,9 @@ class FileOperationRunner:
     def _full_scope(self, sandbox: Sandbox) -> dict[str, Any]:
         """Return the directory that contains all writable files, and the parts of it to process."""
         root = "/" if self._host.driver.dies_with_init else str(sandbox.work_dir)
-        only = None if sandbox.template_digest is not None else _WRITABLE_DIRECTORIES
+        only = (*_WRITABLE_DIRECTORIES, *(("root",) if sandbox.has_users else ()))
+        if sandbox.template_digest is not None:
+            only = None
         return {"workspace": root, "whole": True, "only": only, "digest": sandbox.template_digest}
 
     def _sandbox_parameters(self, sandbox: Sandbox, disk_mib: int) -> dict[str, Any]:
