@@ -18,6 +18,7 @@ __all__ = [
     "ResourceName",
     "StrictBase64",
     "StrictModel",
+    "UserName",
     "is_too_deep",
     "validate_argument",
     "validate_no_nul",
@@ -163,3 +164,22 @@ class OutputStream(BaseModel):
     )
     total_bytes: int = 0
     truncated: bool = False
+
+
+MAX_UID = 65_534
+"""Largest id of a user in an environment."""
+
+
+def _validate_ids(user: str) -> str:
+    if any(part.isdecimal() and (len(part) > 5 or int(part) > MAX_UID) for part in user.split(":")):
+        raise ValueError(f"an id must be at most {MAX_UID}")
+    return user
+
+
+UserName = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*[$]?(:[A-Za-z0-9_][A-Za-z0-9_.-]*[$]?)?$", min_length=1, max_length=128
+    ),
+    AfterValidator(_validate_ids),
+]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from arl_cpu.contract.executor import EnvironmentSpec
+from arl_cpu.launcher.isolation.users import KEPT_CAPABILITIES
 from arl_cpu.launcher.linux.processes import all_processes
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.importer import import_template
@@ -178,6 +179,15 @@ async def test_root_inside_is_no_root_outside(sandbox: Bench) -> None:
     assert len(uids) == 1
     assert int(uids.pop()) >= 0x80000000
     await sandbox.destroy(environment.id)
+
+
+async def test_root_inside_has_the_listed_capabilities_and_no_other(sandbox: Bench) -> None:
+    kept = f"{sum(1 << each for each in KEPT_CAPABILITIES):016x}"
+    empty = f"{0:016x}"
+    for user, expected in (("root", [empty, kept, kept, kept, empty]), ("sandbox", [empty, empty, empty, kept, empty])):
+        environment = an_environment(scope="ephemeral")
+        shown = await output(sandbox, "grep ^Cap /proc/self/status", environment, user)
+        assert [line.split()[1] for line in shown.splitlines()] == expected
 
 
 def uid_line(pid: int) -> str | None:

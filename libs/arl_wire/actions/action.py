@@ -27,6 +27,7 @@ from arl_wire.validation import (
     Base64,
     OutputStream,
     StrictModel,
+    UserName,
     validate_argument,
     validate_no_nul,
     validate_relative_path,
@@ -59,38 +60,19 @@ MAX_COMMAND_CHARACTERS = 2 << 20
 MAX_STDIN_CHARACTERS = 32 << 20
 
 
-MAX_UID = 65_534
-"""Largest id of a user in an environment."""
-
-
-def _validate_ids(user: str) -> str:
-    if any(part.isdecimal() and (len(part) > 5 or int(part) > MAX_UID) for part in user.split(":")):
-        raise ValueError(f"an id must be at most {MAX_UID}")
-    return user
-
-
 Text = Annotated[str, AfterValidator(validate_no_nul)]
 Argument = Annotated[Text, AfterValidator(validate_argument)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 ProfileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", max_length=64)]
-UserName = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*[$]?(:[A-Za-z0-9_][A-Za-z0-9_.-]*[$]?)?$", min_length=1, max_length=128
-    ),
-    AfterValidator(_validate_ids),
-]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
 LabelValue = Annotated[Text, StringConstraints(max_length=256)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024), AfterValidator(validate_relative_path)]
 
-
 PROGRAM_FIELDS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
 SANDBOX_FIELDS = (
-    *PROGRAM_FIELDS, "user",
-    "env", "files", "fetch", "environment", "demand", "elasticity", "require", "wall_timeout_s",
+    *PROGRAM_FIELDS, "user", "env", "files", "fetch", "environment", "demand", "elasticity", "require", "wall_timeout_s"
 )  # fmt: skip
 
 
@@ -166,15 +148,11 @@ class SubmitActionRequest(StrictModel):
         " more",
     )
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
-    cwd: RelativePath | None = Field(
-        default=None, description="Directory in which the program starts, relative to the working directory"
-    )
+    cwd: RelativePath | None = Field(default=None, description="Start directory, relative to the working directory")
     user: UserName | None = Field(
         default=None,
-        description="User that the program runs as and that owns `files`: a name of the environment's `/etc/passwd` or"
-        " a uid, optionally with `:` and a group. `root` is root of the environment only. Absent: the user of the"
-        " image, which is root if the image names none; for the template `host`, uid 1000. Nodes whose environments"
-        " have one user refuse it",
+        description="User of the program and owner of `files`: a name of `/etc/passwd` inside or a uid, optionally with"
+        " `:` and a group. `root` is root of the environment only. Absent: the image's user; for `host`, uid 1000",
     )
     files: dict[RelativePath, Base64] = Field(
         default_factory=dict,
@@ -279,8 +257,8 @@ class SubmitActionRequest(StrictModel):
         return self
 
     def _check_no_program(self) -> None:
-        without_user = self.kind != "environment.files"
-        if given := [name for name in (*PROGRAM_FIELDS, *(["user"] if without_user else [])) if getattr(self, name)]:
+        fields = PROGRAM_FIELDS if self.kind == "environment.files" else (*PROGRAM_FIELDS, "user")
+        if given := [name for name in fields if getattr(self, name)]:
             raise ValueError(f"kind `{self.kind}` does not run a program: remove {' and '.join(given)}")
         if self.demand.resources:
             raise ValueError(f"kind `{self.kind}` does not run a program: remove demand.resources")

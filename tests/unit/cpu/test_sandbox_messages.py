@@ -20,7 +20,9 @@ class Agents:
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "60"])
 
-    def fork_agent(self, end: socket.socket, uid: int | None, joined: object, made: Callable[[int, str], None]) -> None:
+    def fork_agent(
+        self, end: socket.socket, uid: int | None, joined: object, made: Callable[[int, str], None], *, has_range: bool
+    ) -> None:
         del uid, joined
         self.end, self.made = end, made
 

@@ -292,13 +292,8 @@ class _SandboxAgent:
     def _report_unstarted(self, action: AgentAction, error: Exception, stderr: int) -> None:
         """Report like a shell: 127 for a missing command, 126 for one that cannot be executed."""
         if isinstance(error, BlockingIOError):
-            self._channel.send(
-                {
-                    "op": "exited",
-                    "limit": "pids",
-                    "message": "the process limit was reached before the action could start",
-                }
-            )
+            message = "the process limit was reached before the action could start"
+            self._channel.send({"op": "exited", "limit": "pids", "message": message})
             return
         if action.request.mode == "source" and getattr(error, "errno", None) in _DISK_FULL:
             message = "the source does not fit on the disk of the environment"

@@ -25,7 +25,7 @@ from arl_cpu.launcher.sandbox.output_followers import OutputFollowers
 from arl_cpu.launcher.sandbox.stdin_feed import StdinFeed
 from arl_cpu.launcher.sandbox.terminal_input import CompleteTerminalInput
 
-__all__ = ["AttemptEnd", "OutputCapture", "SandboxAttempt", "StopCause", "outcome_of"]
+__all__ = ["AttemptEnd", "LeftoverOutputs", "OutputCapture", "SandboxAttempt", "StopCause", "outcome_of"]
 
 StopCause = Literal["cancelled", "timeout", "wall_timeout", "output", "setup", "stopped"]
 AttemptOutcome = Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
@@ -38,6 +38,8 @@ _OUTCOME_BY_CAUSE: Mapping[StopCause, tuple[AttemptOutcome, str | None]] = {
     "setup": ("infra_error", "setup_failed"),
     "stopped": ("infra_error", "node_stopped"),
 }
+_MAX_LEFTOVER_OUTPUTS = 64
+"""A process can keep each output open, and the launcher's open files are limited."""
 
 
 class OutputCapture:
@@ -295,3 +297,37 @@ def _stdin_feed_of(spec: ExecSpec) -> StdinFeed | None:
     if spec.stdin_open:
         return StdinFeed(spec.stdin, is_terminal=is_typed)
     return CompleteTerminalInput(spec.stdin) if is_typed and spec.stdin else None
+
+
+class LeftoverOutputs:
+    """A reader of output of processes that earlier actions left. If the pipes were closed, SIGPIPE would end them."""
+
+    def __init__(self, loop: EventLoop, on_read: Callable[[int], None]) -> None:
+        self._loop, self._on_read = loop, on_read
+        self._captures: list[OutputCapture] = []
+
+    def keep(self, capture: OutputCapture) -> None:
+        """Continue to read an output until its end. With too many outputs, the oldest is closed."""
+        self._captures.append(capture)
+        if len(self._captures) > _MAX_LEFTOVER_OUTPUTS:
+            self._close(self._captures[0])
+
+        def discard() -> None:
+            """Read and discard one portion."""
+            taken = capture.read()
+            if taken == 0:
+                self._close(capture)
+            elif taken:
+                self._on_read(taken)
+
+        self._loop.watch(capture.read_end, discard)
+
+    def close(self) -> None:
+        """Close all outputs."""
+        for capture in list(self._captures):
+            self._close(capture)
+
+    def _close(self, capture: OutputCapture) -> None:
+        self._loop.unwatch(capture.read_end)
+        capture.close()
+        self._captures.remove(capture)

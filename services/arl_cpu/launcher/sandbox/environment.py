@@ -18,17 +18,17 @@ from arl_cpu.launcher.isolation.mounts import WORKSPACE
 from arl_cpu.launcher.linux.id_ranges import give_file
 from arl_cpu.launcher.linux.packet_channel import read_file
 from arl_cpu.launcher.linux.processes import ProcessInfo
-from arl_cpu.launcher.sandbox.attempt import OutputCapture, SandboxAttempt, StopCause
+from arl_cpu.launcher.sandbox.attempt import LeftoverOutputs, OutputCapture, SandboxAttempt, StopCause
 from arl_cpu.launcher.sandbox.cpu_limits import SandboxCpu
 from arl_cpu.launcher.sandbox.environment_template import (
-    default_user,
+    choose_user,
     has_program,
     template_home,
     template_variables,
 )
-from arl_cpu.launcher.sandbox.leftover_outputs import LeftoverOutputs
+from arl_cpu.launcher.sandbox.owners import SandboxOwner
 from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
-from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxOwner, SandboxPool
+from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxPool
 from arl_cpu.launcher.sandbox.shell_manager import ShellManager
 from arl_cpu.templates.template_store import OpenTemplate
 
@@ -195,7 +195,7 @@ class SandboxEnvironment:
             workdir.create(self._sandbox.work_dir, self._sandbox.own_uid)
         return AgentSetup(
             workspace=self._workspace(),
-            home=self._home(),
+            home=template_home(self._template, self._workspace()),
             user=self.user_of(None),
             base_prefix=self._host.base_prefix,
             memory_mib=self.spec.memory_mib,
@@ -277,14 +277,7 @@ class SandboxEnvironment:
 
     def user_of(self, wanted: str | None) -> str | None:
         """Return the user of an action, or None if the environment has one user. Raises ValueError."""
-        if self._sandbox.has_users:
-            return wanted or default_user(self._template)
-        if wanted is not None:
-            raise ValueError(
-                f"user {wanted!r} is not available: environments of this node have one user, as `users` of `tangram"
-                " doctor` explains; leave out `user`"
-            )
-        return None
+        return choose_user(wanted, self._template, has_users=self._sandbox.has_users)
 
     def _template_variables(self, user: str | None = None) -> Mapping[str, str]:
         """Return the variables. The agent adds the home directory of a user that has an entry of its own."""
@@ -301,10 +294,6 @@ class SandboxEnvironment:
         if self._template is not None and self._template.template.workdir is not None:
             return self._template.template.workdir
         return WORKSPACE if self._host.driver.dies_with_init else workdir.workspace_path(self._sandbox.work_dir)
-
-    def _home(self) -> str:
-        workspace = self._workspace()
-        return workspace if self._template is None else template_home(self._template, workspace)
 
     def _started(self, attempt: SandboxAttempt) -> None:
         if attempt.cause is None:

@@ -14,7 +14,7 @@ from arl_cpu.templates.template_store import LAYER_TREE, OpenTemplate, TemplateS
 
 __all__ = [
     "TemplateUnavailable",
-    "default_user",
+    "choose_user",
     "has_program",
     "layers_message",
     "open_template",
@@ -77,13 +77,20 @@ def template_variables(opened: OpenTemplate, workspace: str) -> Mapping[str, str
     return {**_VARIABLES, "HOME": template_home(opened, workspace), **opened.template.env}
 
 
-def template_home(opened: OpenTemplate, workspace: str) -> str:
+def template_home(opened: OpenTemplate | None, workspace: str) -> str:
     """Return the home directory of a user without an entry in `/etc/passwd`."""
-    return opened.template.home or workspace
+    return (opened.template.home if opened is not None else None) or workspace
 
 
-def default_user(opened: OpenTemplate | None) -> str:
-    """Return the user of an environment with users whose actions name none."""
+def choose_user(wanted: str | None, opened: OpenTemplate | None, *, has_users: bool) -> str | None:
+    """Return the user of an action, or None if the environment has one user. Raises ValueError."""
+    if not has_users and wanted is not None:
+        raise ValueError(
+            f"user {wanted!r} is not available: environments of this node have one user, as `users` of `tangram doctor`"
+            " explains; leave out `user`"
+        )
+    if not has_users or wanted is not None:
+        return wanted
     if opened is None or not opened.template.has_owners:
         return HOST_USER
     return opened.template.user or ROOT

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from arl_cpu.launcher.agent.native import PYTHON
 from arl_cpu.launcher.files import workdir
@@ -26,10 +26,11 @@ from arl_cpu.launcher.linux.id_ranges import IdRanges
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes, descendants
 from arl_cpu.launcher.sandbox.environment_template import layers_message
+from arl_cpu.launcher.sandbox.owners import SandboxOwner, SandboxWorker
 from arl_cpu.launcher.sandbox.zygote import Zygote
 from arl_cpu.templates.template_store import OpenTemplate, TemplateStore
 
-__all__ = ["Sandbox", "SandboxHost", "SandboxOwner", "SandboxPool", "SandboxWorker"]
+__all__ = ["Sandbox", "SandboxHost", "SandboxPool"]
 
 _FREEZE_LIMIT_S = 0.5
 _REMOVE_RETRY_S = 0.05
@@ -80,36 +81,6 @@ class SandboxHost:
             unsafe_local.kill_strays(excluded_pids={self.zygote.pid, *self.sandboxes, *self.workers})
         else:
             self.loop.call_later(_STRAYS_RETRY_S, self.kill_strays)
-
-
-class SandboxOwner(Protocol):
-    """The owner of a sandbox, notified of its state changes."""
-
-    def created(self) -> None:
-        """Handle the start of the agent."""
-        ...
-
-    def prepared(self) -> None:
-        """Handle that the sandbox is ready for its sizes."""
-        ...
-
-    def message_received(self, message: dict[str, Any], files: list[int]) -> None:
-        """Handle any other message of the agent."""
-        ...
-
-    def failed(self, message: str) -> None:
-        """Handle a failure. The owner must end the sandbox."""
-        ...
-
-    def died(self) -> None:
-        """Handle the end of pid 1, after which the kernel has ended all other processes in it."""
-        ...
-
-
-class SandboxWorker(Protocol):
-    def kill(self) -> None:
-        """Kill the worker. It ends soon and is then removed from the sandbox."""
-        ...
 
 
 class Sandbox:

@@ -27,8 +27,6 @@ __all__ = ["ProcessFeed", "SandboxChannel", "SandboxChannels", "Subscription"]
 
 log = logging.getLogger(__name__)
 
-ROOT = "root"
-"""User of the daemon, which starts each command as its own user."""
 TURN_ARGV = ["python3", "-S", "-E", ".e2b/turn.py"]
 MAX_TURN_S = 86400.0
 MAX_ATTEMPTS = 3
@@ -279,7 +277,7 @@ class SandboxChannel:
             profile="e2b",
             environment=EnvironmentSelector(id=sandbox.id, scope="trajectory"),
             argv=TURN_ARGV,
-            user=ROOT if sandbox.has_users else None,
+            user="root" if sandbox.has_users else None,  # the daemon starts each command as its own user
             stdin=stdin,
             stdin_open=True,
             timeout_s=MAX_TURN_S,
