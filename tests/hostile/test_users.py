@@ -8,7 +8,6 @@ import pytest
 
 from arl_cpu.contract.executor import EnvironmentSpec
 from arl_cpu.launcher.isolation.users import KEPT_CAPABILITIES
-from arl_cpu.launcher.linux.processes import all_processes
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.importer import import_template
 from arl_cpu.templates.template_store import TemplateStore
@@ -22,6 +21,8 @@ from support.sandbox import (
     a_program,
     a_session_command,
     an_environment,
+    living_descendants,
+    zygote_of,
 )
 from support.work import moved
 
@@ -171,13 +172,12 @@ async def test_live_environments_share_no_id_and_ended_ones_return_theirs(sandbo
 
 async def test_root_inside_is_no_root_outside(sandbox: Bench) -> None:
     environment = an_environment()
-    assert sandbox.launcher is not None
-    known = {each.pid for each in all_processes()}
+    launcher = sandbox.launcher
+    assert launcher is not None
     await output(sandbox, "sleep 60 >/dev/null 2>&1 & setsid sleep 61 >/dev/null 2>&1 & true", environment, "root")
-    new = [each.pid for each in all_processes() if each.pid not in known]
-    uids = {line.split()[1] for pid in new if (line := uid_line(pid)) is not None}
-    assert len(uids) == 1
-    assert int(uids.pop()) >= 0x80000000
+    inside = living_descendants(launcher.pid) - {zygote_of(launcher)}
+    assert len(inside) >= 3
+    assert all(uid >= 0x80000000 for pid in inside for uid in ids_of(pid))
     await sandbox.destroy(environment.id)
 
 
@@ -190,12 +190,7 @@ async def test_root_inside_has_the_listed_capabilities_and_no_other(sandbox: Ben
         assert [line.split()[1] for line in shown.splitlines()] == expected
 
 
-def uid_line(pid: int) -> str | None:
-    """Return the ids of a process of this test's environments, or None if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    if "Name:\tsleep" not in status:
-        return None
-    return next(line for line in status.splitlines() if line.startswith("Uid:"))
+def ids_of(pid: int) -> list[int]:
+    """Return the host uids and gids of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return [int(each) for line in lines if line.startswith(("Uid:", "Gid:")) for each in line.split()[1:]]

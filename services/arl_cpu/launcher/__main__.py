@@ -29,7 +29,8 @@ from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.cgroups import find_cgroup_tree
 from arl_cpu.launcher.linux.event_loop import EventLoop
 from arl_cpu.launcher.linux.id_ranges import open_id_ranges
-from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
+from arl_cpu.launcher.sandbox.sandbox import SandboxPool
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 from arl_cpu.launcher.sandbox.zygote import start_zygote
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 from arl_cpu.launcher.server.launcher_server import LauncherServer

@@ -10,7 +10,8 @@ import pytest
 
 from arl_cpu.launcher.isolation.drivers import DRIVERS
 from arl_cpu.launcher.linux.event_loop import EventLoop
-from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost
+from arl_cpu.launcher.sandbox.sandbox import Sandbox
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 from arl_cpu.launcher.sandbox.zygote import Zygote
 
 

@@ -1,35 +1,59 @@
 """Extraction of archive members to files below a directory. The caller is an environment's user, or its root."""
 
+import errno
 import os
 import shutil
 import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
-from arl_cpu.launcher.files.archive_format import (
-    BLOCK,
-    DISK_FULL,
-    LAYER_MARK,
-    MAX_MEMBERS,
-    MOUNT_POINTS,
-    OPAQUE,
-    OWNERS,
-    REMOVED,
-    TEMPLATE,
-    ArchiveSize,
-)
 from arl_cpu.launcher.files.file_tree import FileAccessError, printable_name, relative_path
 from arl_cpu.launcher.files.workspace import mode_of
 from arl_cpu.launcher.isolation.users import MAX_ID
 from arl_cpu.launcher.linux.syscalls import open_beneath
 
-__all__ = ["ArchiveExtractor", "SnapshotExtractor"]
+__all__ = [
+    "BLOCK",
+    "DISK_FULL",
+    "LAYER_MARK",
+    "MAX_MEMBERS",
+    "OPAQUE",
+    "OWNERS",
+    "REMOVED",
+    "TEMPLATE",
+    "ArchiveExtractor",
+    "ArchiveSize",
+    "SnapshotExtractor",
+]
 
+MAX_MEMBERS = 65_536
+"""Largest number of files that an environment can contain."""
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+BLOCK = 256 << 10
+LAYER_MARK, REMOVED, OPAQUE = "TANGRAM.layer", "removed", "opaque"
+TEMPLATE = "TANGRAM.template"
+OWNERS = "TANGRAM.owners"
+"""Header of a snapshot whose members have owners."""
+MOUNT_POINTS = ("dev", "proc", "sys")
+"""Mount points in an environment."""
 _MAX_MTIME_S = 1 << 33
 _UNFINISHED = ".tangram-unfinished"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
+
+
+@dataclass(slots=True)
+class ArchiveSize:
+    """The size of an archive: its members and the bytes of its files."""
+
+    members: int = 0
+    bytes: int = 0
+    left_out: int = 0
+    """Pipes, sockets and devices, which are omitted."""
+    names: int = 0
+    """Bytes of the paths and of link targets."""
 
 
 class ArchiveExtractor:

@@ -8,8 +8,7 @@ import tarfile
 import zlib
 from typing import Any, BinaryIO
 
-from arl_cpu.launcher.files.archive_extraction import ArchiveExtractor, SnapshotExtractor
-from arl_cpu.launcher.files.archive_format import (
+from arl_cpu.launcher.files.archive_extraction import (
     BLOCK,
     DISK_FULL,
     LAYER_MARK,
@@ -18,7 +17,9 @@ from arl_cpu.launcher.files.archive_format import (
     OWNERS,
     REMOVED,
     TEMPLATE,
+    ArchiveExtractor,
     ArchiveSize,
+    SnapshotExtractor,
 )
 from arl_cpu.launcher.files.file_tree import FileAccessError, FileTree, TreeEntry, printable_name, relative_path
 from arl_cpu.launcher.files.tar_headers import BoundedTarInfo

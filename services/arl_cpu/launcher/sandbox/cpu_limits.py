@@ -8,7 +8,8 @@ from arl_cpu.launcher.cpu_sharing.environment_cpu import CgroupCpu, EnvironmentC
 from arl_cpu.launcher.isolation.isolation import NICE_WITHOUT_CGROUP
 from arl_cpu.launcher.linux.processes import pin_to_cores
 from arl_cpu.launcher.sandbox.attempt import SandboxAttempt
-from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost
+from arl_cpu.launcher.sandbox.sandbox import Sandbox
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 
 __all__ = ["SandboxCpu"]
 

@@ -26,9 +26,9 @@ from arl_cpu.launcher.sandbox.environment_template import (
     template_home,
     template_variables,
 )
-from arl_cpu.launcher.sandbox.owners import SandboxOwner
 from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
-from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxPool
+from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxPool
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost, SandboxOwner
 from arl_cpu.launcher.sandbox.shell_manager import ShellManager
 from arl_cpu.templates.template_store import OpenTemplate
 

@@ -17,7 +17,8 @@ from arl_cpu.contract.launcher_protocol import encode_frame
 from arl_cpu.launcher.files.file_tree import FileErrorCode
 from arl_cpu.launcher.linux.event_loop import LoopTimer
 from arl_cpu.launcher.sandbox.environment import SandboxEnvironment
-from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost
+from arl_cpu.launcher.sandbox.sandbox import Sandbox
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 
 __all__ = ["FileOperationRunner"]
 
@@ -86,9 +87,8 @@ class FileOperationRunner:
     def _full_scope(self, sandbox: Sandbox) -> dict[str, Any]:
         """Return the directory that contains all writable files, and the parts of it to process."""
         root = "/" if self._host.driver.dies_with_init else str(sandbox.work_dir)
-        only = (*_WRITABLE_DIRECTORIES, *(("root",) if sandbox.has_users else ()))
-        if sandbox.template_digest is not None:
-            only = None
+        writable = (*_WRITABLE_DIRECTORIES, *(("root",) if sandbox.has_users else ()))
+        only = writable if sandbox.template_digest is None else None
         return {"workspace": root, "whole": True, "only": only, "digest": sandbox.template_digest}
 
     def _sandbox_parameters(self, sandbox: Sandbox, disk_mib: int) -> dict[str, Any]:

@@ -10,77 +10,25 @@ import signal
 import socket
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arl_cpu.launcher.agent.native import PYTHON
 from arl_cpu.launcher.files import workdir
-from arl_cpu.launcher.isolation import unsafe_local
-from arl_cpu.launcher.isolation.drivers import IsolationDriver
-from arl_cpu.launcher.linux.cgroups import Cgroup, CgroupTree, CgroupUsage, NoCgroup, wait_until
-from arl_cpu.launcher.linux.event_loop import EventLoop
-from arl_cpu.launcher.linux.id_ranges import IdRanges
+from arl_cpu.launcher.linux.cgroups import Cgroup, CgroupUsage, NoCgroup, wait_until
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes, descendants
 from arl_cpu.launcher.sandbox.environment_template import layers_message
-from arl_cpu.launcher.sandbox.owners import SandboxOwner, SandboxWorker
-from arl_cpu.launcher.sandbox.zygote import Zygote
-from arl_cpu.templates.template_store import OpenTemplate, TemplateStore
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost, SandboxOwner, SandboxWorker
+from arl_cpu.templates.template_store import OpenTemplate
 
-__all__ = ["Sandbox", "SandboxHost", "SandboxPool"]
+__all__ = ["Sandbox", "SandboxPool"]
 
 _FREEZE_LIMIT_S = 0.5
 _REMOVE_RETRY_S = 0.05
-_STRAYS_RETRY_S = 0.05
 _REFILL_S = 0.02
 _REFILL_AFTER_FAILURE_S = 5.0
-
-
-@dataclass(kw_only=True)
-class SandboxHost:
-    """The state that all environments of this launcher share."""
-
-    loop: EventLoop
-    zygote: Zygote
-    cgroup_tree: CgroupTree | None
-    driver: IsolationDriver
-    first_host_id: int | None
-    """First of a range of unused uids, one for each environment. None: only the launcher's uid is usable."""
-    id_ranges: IdRanges | None = None
-    """Ranges of ids, one for each environment. None: an environment has one user."""
-    work_dir: Path
-    base_prefix: str
-    templates: TemplateStore | None = None
-    agent_kind: str = PYTHON
-    """Implementation of the agent."""
-    sandboxes: dict[int, "Sandbox"] = field(default_factory=dict)
-    workers: dict[int, Callable[[int], None]] = field(default_factory=dict)
-    """Callbacks for the exit status of file workers, by pid."""
-    enforcement: Mapping[str, str] = field(default_factory=dict)
-    used_numbers: set[int] = field(default_factory=set)
-
-    @property
-    def ready_file(self) -> Path:
-        """Path of the file that lists prepared sandboxes, for tools on this machine."""
-        return self.work_dir.with_name("ready")
-
-    def take_number(self) -> int:
-        """Return the smallest free number. It determines cgroup, directory and uid of an environment."""
-        number = next(each for each in range(len(self.used_numbers) + 1) if each not in self.used_numbers)
-        self.used_numbers.add(number)
-        return number
-
-    def kill_strays(self) -> None:
-        """Kill processes that lost their agent. Wait while agents are forked: they look the same until their pid is
-        known.
-        """
-        if self.zygote.is_idle:
-            unsafe_local.kill_strays(excluded_pids={self.zygote.pid, *self.sandboxes, *self.workers})
-        else:
-            self.loop.call_later(_STRAYS_RETRY_S, self.kill_strays)
 
 
 class Sandbox:

@@ -27,7 +27,8 @@ from arl_cpu.launcher.sandbox.environment import SandboxEnvironment
 from arl_cpu.launcher.sandbox.environment_template import TemplateUnavailable, open_template
 from arl_cpu.launcher.sandbox.file_operations import FileOperationRunner
 from arl_cpu.launcher.sandbox.output_followers import OutputCallback, OutputOffsets
-from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
+from arl_cpu.launcher.sandbox.sandbox import SandboxPool
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 from arl_cpu.templates.template import HOST_TEMPLATE
 
 __all__ = ["LauncherNode"]

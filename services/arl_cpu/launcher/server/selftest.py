@@ -21,7 +21,8 @@ from arl_cpu.contract.executor import (
     NodeCapability,
 )
 from arl_cpu.contract.verifier_packages import PLACE, math_capability, package_directory
-from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
+from arl_cpu.launcher.sandbox.sandbox import SandboxPool
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 
 __all__ = ["DriverUnavailable", "capabilities_without_isolation", "run_selftest"]

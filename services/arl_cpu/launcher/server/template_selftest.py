@@ -11,7 +11,8 @@ from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport, ExecutorEvent, NodeCapability
 from arl_cpu.launcher.files import workdir
 from arl_cpu.launcher.linux.id_ranges import IDS_PER_ENVIRONMENT
-from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
+from arl_cpu.launcher.sandbox.sandbox import SandboxPool
+from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 from arl_cpu.templates.template import Template
 from arl_cpu.templates.template_store import LAYER_TREE, TemplateStore, layer_owner
