@@ -8,6 +8,7 @@ import fcntl
 import heapq
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from arl_cpu.launcher.linux.syscalls import unshare
@@ -72,22 +73,23 @@ class IdRanges:
 
 
 def open_id_ranges(first_block: int, locks: Path = _LOCKS) -> IdRanges | None:
-    """Return the ranges, or None if this process cannot map ranges of ids or cannot lock them."""
-    if not can_map_ranges():
-        return None
+    """Return the ranges, or None if this machine or this process cannot map them."""
+    return IdRanges(locks, first_block) if can_map_ranges(locks) else None
+
+
+@cache
+def can_map_ranges(locks: Path = _LOCKS) -> bool:
+    """Return True for root with enough ids, by a test. Root of most containers of other engines has too few."""
+    if os.geteuid() != 0 or not all(_has_ids(Path(f"/proc/self/{name}")) for name in ("uid_map", "gid_map")):
+        return False
     try:
         locks.mkdir(mode=0o700, exist_ok=True)
         if locks.lstat().st_uid != 0 or not os.access(locks, os.W_OK):
-            return None
+            return False
         _try_mapping()
     except OSError:
-        return None
-    return IdRanges(locks, first_block)
-
-
-def can_map_ranges() -> bool:
-    """Return True for root with enough ids. Root of most containers of other engines has too few."""
-    return os.geteuid() == 0 and all(_has_ids(Path(f"/proc/self/{name}")) for name in ("uid_map", "gid_map"))
+        return False
+    return True
 
 
 def give_file(file: int, owner: int) -> None:
