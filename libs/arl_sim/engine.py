@@ -359,6 +359,7 @@ class WorkloadSimulation:
                 expected_cpu_s=self._state.expected_cpu_s(running.cls),
                 used_cpu_s=running.attempt.used_unit_s(now),
                 is_critical=running.progress.name in self.steps.critical,
+                is_declared=running.cls.sharing.is_declared,
             )
             for action_id, running in active.items()
             if running.cls.sharing is not None

@@ -63,6 +63,7 @@ class FakeExecutor:
         self.killed: list[Fence] = []
         self.destroyed: list[UUID] = []
         self.shared_cores: list[tuple[int, ...]] = []
+        self.critical: dict[Fence, bool] = {}
         self.acknowledged: list[Fence] = []
         self.file_operation: FileOperation | None = None
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
@@ -136,6 +137,9 @@ class FakeExecutor:
                 self.running[each.fence], cpu_milli=each.cpu_milli, cores=each.cores, resize_seq=each.amounts_seq
             )
         return frozenset(resize.fence for resize in found)
+
+    async def set_critical(self, changes: Mapping[Fence, bool]) -> None:
+        self.critical.update(changes)
 
     async def set_shared_cores(self, cores: Sequence[int]) -> None:
         self.shared_cores.append(tuple(cores))

@@ -88,11 +88,9 @@ async def run_step(
             for name, turns in zip(names, workload, strict=True)
         )
     )
-    step_s = time.monotonic() - began
-    await asyncio.gather(*(client.end_trajectory(TASK, name) for name in names))
-    actions = [action for found in played for action in found]
+    actions = [action for trajectory in played for action in trajectory.actions]
     return StepResult(
-        step_s=step_s,
+        step_s=max(trajectory.ended for trajectory in played) - began,
         act_s=tuple(action.times.act_s or 0.0 for action in actions),
         cpu_s=sum(action.result.cpu_s for action in actions if action.result is not None),
         masked=sum(action.outcome is not ActionOutcome.OK for action in actions),
@@ -109,9 +107,17 @@ def _hint_options(hints: StepHints, name: str, turns: tuple[StepTurn, ...]) -> d
             return {}
 
 
+@dataclass(frozen=True, slots=True)
+class _PlayedTrajectory:
+    actions: list[Action]
+    ended: float
+    """Monotonic time of the end of its last command."""
+
+
 async def _play(
     client: AsyncTangram, name: str, turns: tuple[StepTurn, ...], loops_per_s: float, options: dict[str, Any]
-) -> list[Action]:
+) -> _PlayedTrajectory:
+    """Run the turns of a trajectory, then end it, as a trainer does while others of its step still run."""
     found = []
     for turn in turns:
         await asyncio.sleep(turn.think_s)
@@ -121,7 +127,9 @@ async def _play(
                 task=TASK, trajectory=name, profile=turn.profile, argv=["sh", "-c", script], **_SIZES, **options
             )
         )
-    return found
+    ended = time.monotonic()
+    await client.end_trajectory(TASK, name)
+    return _PlayedTrajectory(found, ended)
 
 
 def _check(action: Action) -> Action:

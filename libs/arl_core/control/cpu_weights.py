@@ -17,6 +17,12 @@ CRITICAL_FACTOR = 8.0
 MIN_REMAINING_S = 0.05
 OVERRUN_FRACTION = 0.5
 """Fraction of the used CPU time that an action past its estimate is expected to need again (Tsafrir et al. 2007)."""
+DEFAULT_GUARANTEE_FRACTION = 0.25
+"""Fraction of the cores without a declared guarantee that default guarantees may take.
+
+Otherwise, the default guarantees of 20 short commands would take both cores of a small node, and nothing would be left
+to divide by remaining work.
+"""
 MAX_RATIO = 700.0
 """Largest ratio of two weights. The kernel does not follow larger ones (measured with `cpu.shares`)."""
 
@@ -33,6 +39,8 @@ class CpuShareState:
     """CPU-seconds that its class takes on average."""
     used_cpu_s: float = 0.0
     is_critical: bool = False
+    is_declared: bool = True
+    """True if the caller declared the guarantee. Others are guaranteed less if many run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +73,22 @@ def cpu_weights(
     """
     if not running:
         return {}
-    guaranteed = {name: each.guarantee_milli / 1000 for name, each in running.items()}
+    guaranteed = _guaranteed_cores(running, cores)
     surplus = max(0.0, cores - sum(guaranteed.values()))
     pull = {name: _pull(each) for name, each in running.items()}
     total = sum(pull.values())
     share = {name: guaranteed[name] + surplus * pull[name] / total for name in running}
     floor = max(share.values()) / MAX_RATIO
     return {name: weights.of_cores(max(floor, value)) for name, value in share.items()}
+
+
+def _guaranteed_cores(running: Mapping[HolderT, CpuShareState], cores: float) -> dict[HolderT, float]:
+    """Return the guaranteed cores of each action. Default guarantees shrink if they do not fit into their fraction."""
+    declared = sum(each.guarantee_milli for each in running.values() if each.is_declared) / 1000
+    default = sum(each.guarantee_milli for each in running.values() if not each.is_declared) / 1000
+    room = DEFAULT_GUARANTEE_FRACTION * max(0.0, cores - declared)
+    scale = room / default if default > room else 1.0
+    return {name: each.guarantee_milli / 1000 * (1.0 if each.is_declared else scale) for name, each in running.items()}
 
 
 def remaining_cpu_s(state: CpuShareState) -> float:

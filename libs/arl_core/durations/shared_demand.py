@@ -20,6 +20,12 @@ SHARED_SLOT_MILLI, SHARED_GUARANTEE_MILLI = 500, 100
 
 Two of them per core: a program uses a core for 20 to 50 % of its time, and an idle core between two commands is lost.
 """
+CRITICAL_MILLI = 1
+"""Milli-cores that count for an action of a critical trajectory inside an environment, and by which slots are smaller.
+
+So such an action starts although slots fill the node. It does not start if others have all cores exclusively: it would
+have no core to run on.
+"""
 MIN_RUNS = 4
 """Runs of a class before its use of cores is believed."""
 SHORT_CPU_S = 0.1
@@ -66,22 +72,25 @@ def shared_start_amounts(cls: ActionClass, usage: CpuUsage | None) -> Resources:
     that waiting programs do not keep others from starting.
     """
     minimum = cls.demand.minimum
-    if cls.sharing is None or cls.sharing.is_declared or cls.is_mixed or usage is None or usage.runs < MIN_RUNS:
+    if cls.sharing is None or cls.sharing.is_declared:
         return minimum
-    full = minimum.get(_CORES, 0)
-    charge = round(full * min(1.0, max(MIN_BUSY_FRACTION, usage.busy_fraction)))
+    slot = max(0, minimum.get(_CORES, 0) - CRITICAL_MILLI)
+    if cls.is_mixed or usage is None or usage.runs < MIN_RUNS:
+        return {**minimum, _CORES: slot}
+    charge = round(slot * min(1.0, max(MIN_BUSY_FRACTION, usage.busy_fraction)))
     if usage.cpu_s <= SHORT_CPU_S:
         charge = SHORT_CHARGE_MILLI
-    charge = min(full, max(charge, cls.sharing.guarantee_milli))
-    return minimum if charge == full else {**minimum, _CORES: charge}
+    return {**minimum, _CORES: min(slot, max(charge, cls.sharing.guarantee_milli))}
 
 
-def critical_start_amounts(cls: ActionClass, amounts: Resources) -> Resources:
+def critical_start_amounts(cls: ActionClass, amounts: Resources, *, in_environment: bool) -> Resources:
     """Return the amounts that count for an action of a critical trajectory, given those of other actions of its class.
 
-    Only its guarantee counts, so that it starts although others fill the cores. They then share the cores by weight. A
-    declared minimum and exclusive cores count in full.
+    Inside an environment almost nothing counts, so that it starts although others fill the slots. It then shares the
+    cores by weight. An environment runs one action at a time, so there are few such actions. Outside of environments,
+    the guarantee counts. A declared minimum and exclusive cores count in full.
     """
-    if cls.sharing is None or cls.sharing.is_declared or amounts.get(_CORES, 0) <= cls.sharing.guarantee_milli:
+    if cls.sharing is None or cls.sharing.is_declared or _CORES not in amounts:
         return amounts
-    return {**amounts, _CORES: cls.sharing.guarantee_milli}
+    most = CRITICAL_MILLI if in_environment else cls.sharing.guarantee_milli
+    return {**amounts, _CORES: min(amounts[_CORES], most)}

@@ -230,7 +230,7 @@ class _SparRound:
             return self._start_elastic(action)
         amounts = curve.start_amounts
         if action.is_critical:
-            amounts = critical_start_amounts(cls, amounts)
+            amounts = critical_start_amounts(cls, amounts, in_environment=action.environment is not None)
         grant = self._fitter.allocate(action, amounts) or self._backfill(action)
         if self._is_resizing and grant is None:
             self._resizer.claim(action)

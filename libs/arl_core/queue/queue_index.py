@@ -217,6 +217,8 @@ _CORES = "cpu_milli"
 
 def _least_cores(bucket: ActionBucket) -> int:
     """Return the milli-cores with which an action of the bucket may start."""
-    minimum = bucket.cls.demand.minimum
-    amounts = critical_start_amounts(bucket.cls, minimum) if bucket.key.is_critical else minimum
+    key, amounts = bucket.key, bucket.cls.demand.minimum
+    if key.is_critical:
+        in_environment = key.makes_environment or key.node is not None
+        amounts = critical_start_amounts(bucket.cls, amounts, in_environment=in_environment)
     return amounts.get(_CORES, 0)

@@ -8,6 +8,12 @@ __all__ = ["CRITICAL_FRACTION", "StepTrajectory", "critical_trajectories", "is_w
 
 CRITICAL_FRACTION = 0.95
 """Fraction of the latest projected end from which a trajectory is critical."""
+WORK_BOUND_FRACTION = 0.7
+"""Fraction of the time for all remaining work up to which the longest trajectory may wait.
+
+Below 1, because a trajectory does not run as if alone even if its actions go first, and predictions have errors. A
+trajectory that waits until both times are equal ends the step late.
+"""
 
 NameT = TypeVar("NameT", bound=Hashable)
 
@@ -36,9 +42,9 @@ def critical_trajectories(trajectories: Mapping[NameT, StepTrajectory], *, cores
 
 
 def is_work_bound(trajectories: Mapping[NameT, StepTrajectory], *, cores: float) -> bool:
-    """Return True if the cores need longer for all remaining work than the longest trajectory needs alone."""
+    """Return True if the cores need clearly longer for all remaining work than the longest trajectory needs alone."""
     longest_rest_s = max((each.rest_s for each in trajectories.values() if each.rest_s is not None), default=0.0)
-    return longest_rest_s * cores < sum(each.rest_core_s for each in trajectories.values())
+    return longest_rest_s * cores < WORK_BOUND_FRACTION * sum(each.rest_core_s for each in trajectories.values())
 
 
 def late_trajectories(trajectories: Mapping[NameT, StepTrajectory]) -> list[NameT]:

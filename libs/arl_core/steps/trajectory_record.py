@@ -87,17 +87,21 @@ class TrajectoryRecord:
         if progress is not None:
             self.progress, self._solo_at_progress_s = progress, self.solo_s
 
-    def to_state(self, earlier_s: Sequence[float]) -> TrajectoryState:
+    def to_state(self, earlier_s: Sequence[float], *, now: float) -> TrajectoryState:
         """Return the facts for a prediction, with the lengths of earlier passes of the prompt.
 
-        The hint of progress is extrapolated with the solo time since it was given.
+        The time since its last action is thinking. The hint of progress is extrapolated with the solo time since it was
+        given.
         """
+        thinking_s = max(0.0, now - self._idle_since) if self._idle_since is not None else 0.0
         progress, solo_s = self.progress, self.solo_s
         if progress is not None and self._solo_at_progress_s > 0.0:
             progress = min(1.0, progress * solo_s / self._solo_at_progress_s)
         return TrajectoryState(
             turns=self.turns,
+            open_turns=len(self._open),
             solo_s=solo_s,
+            thinking_s=thinking_s,
             expected_turns=self.expected_turns,
             progress=progress,
             earlier_s=earlier_s,

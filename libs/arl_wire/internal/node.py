@@ -6,6 +6,8 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "CriticalChangeBatchRequest",
+    "CriticalChangePayload",
     "GrantBatchRequest",
     "GrantPayload",
     "OutputPortion",
@@ -39,6 +41,21 @@ class GrantBatchRequest(BaseModel):
 
     node_epoch: UUID
     grants: list[GrantPayload]
+
+
+class CriticalChangePayload(BaseModel):
+    """A running action whose trajectory became critical, or is no longer critical."""
+
+    id: UUID
+    grant_no: int
+    is_critical: bool
+
+
+class CriticalChangeBatchRequest(BaseModel):
+    """The changed actions of one manager. A lost request only makes the actions slower or faster than intended."""
+
+    node_epoch: UUID
+    changes: list[CriticalChangePayload]
 
 
 class ResizePayload(BaseModel):

@@ -330,6 +330,9 @@ class Executor(Protocol):
         A later `start` or `resize` that gives a core to another attempt takes effect after this call.
         """
 
+    async def set_critical(self, changes: Mapping[Fence, bool]) -> None:
+        """Set whether running attempts belong to critical trajectories. Those that do not run are ignored."""
+
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         """Start an operation on the files of a persistent environment.
 

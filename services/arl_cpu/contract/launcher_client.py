@@ -79,6 +79,11 @@ class LauncherClient:
         """Send the cores. The launcher handles messages in their order."""
         await self._require_connection().send({"op": "share", "cores": list(cores)})
 
+    async def set_critical(self, changes: Mapping[Fence, bool]) -> None:
+        """Send the changes. The launcher handles messages in their order."""
+        entries = [[encode_fence(fence), is_critical] for fence, is_critical in changes.items()]
+        await self._require_connection().send({"op": "critical", "changes": entries})
+
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         """Start the operation on a new connection. The launcher passes that connection to the worker process."""
         reader, writer = await _connect(self._path)

@@ -86,6 +86,10 @@ class SimulatedExecutor:
         """Do nothing: a simulated attempt uses no cores."""
         del cores
 
+    async def set_critical(self, changes: Mapping[Fence, bool]) -> None:
+        """Do nothing: simulated attempts do not share cores."""
+        del changes
+
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         del fence, environment, request
         raise FileOperationError("unsupported", "an environment of the simulated driver has no files")

@@ -239,6 +239,11 @@ class NodeAllocations:
         self._creating.pop(environment, None)
         self._ledger.release(environment)
 
+    def set_critical(self, changes: Mapping[Fence, bool]) -> None:
+        """Set whether attempts belong to critical trajectories, for those that start later."""
+        for fence in changes.keys() & self._attempts.keys():
+            self._attempts[fence] = replace(self._attempts[fence], is_critical=changes[fence])
+
     def begin_termination(self, environments: frozenset[UUID]) -> None:
         """Refuse new attempts in these environments from now on."""
         self._ending |= environments

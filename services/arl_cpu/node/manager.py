@@ -40,7 +40,7 @@ from arl_kit.service_client import ServiceClient
 from arl_node.grants import ActiveActionRow, GrantLifecycle, grant_of
 from arl_store.tx import PostgresStore, Row
 from arl_store.wake import WakeNotifier
-from arl_wire.internal.node import GrantPayload, ResizePayload, ResizeResult
+from arl_wire.internal.node import CriticalChangePayload, GrantPayload, ResizePayload, ResizeResult
 
 __all__ = ["CpuManager"]
 
@@ -142,6 +142,13 @@ class CpuManager:
         if epoch != self.epoch:
             return [self._resizer.absent_response(resize) for resize in resizes]
         return await self._resizer.apply(resizes)
+
+    async def set_critical(self, changes: Sequence[CriticalChangePayload], *, epoch: UUID) -> None:
+        """Change the weights of granted actions whose trajectories became critical, or no longer are."""
+        if epoch == self.epoch:
+            by_fence = {Fence(each.id, each.grant_no): each.is_critical for each in changes}
+            self._allocations.set_critical(by_fence)
+            await self._executor.set_critical(by_fence)
 
     @property
     def fences(self) -> frozenset[Fence]:

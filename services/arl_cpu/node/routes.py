@@ -20,6 +20,7 @@ from arl_kit.internal_api import InternalApi
 from arl_node.lifespan import add_grant_route
 from arl_wire.errors import Unavailable
 from arl_wire.internal.node import (
+    CriticalChangeBatchRequest,
     ReadOutputRequest,
     ResizeBatchRequest,
     ResizeBatchResponse,
@@ -92,7 +93,12 @@ def add_manager_routes(api: InternalApi, manager: CpuManager) -> None:
         """
         return ResizeBatchResponse(answers=await manager.resize(batch.resizes, epoch=batch.node_epoch))
 
+    async def critical(batch: CriticalChangeBatchRequest) -> None:
+        """Change the weights of granted actions."""
+        await manager.set_critical(batch.changes, epoch=batch.node_epoch)
+
     api.add_route("/internal/resizes", ResizeBatchRequest, resizes)
+    api.add_route("/internal/critical", CriticalChangeBatchRequest, critical)
 
 
 def add_stream_routes(api: InternalApi, streams: AttemptStreams) -> None:

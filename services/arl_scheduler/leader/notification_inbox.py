@@ -8,15 +8,23 @@ from dataclasses import dataclass, field
 from arl_core.domain.model import Fence, Grant
 from arl_kit.service_client import ServiceClient
 from arl_kit.service_tokens import node_audience
+from arl_scheduler.index.allocations import Allocation
 from arl_scheduler.queries.estimate_queries import RunDuration
 from arl_scheduler.queries.poll_result import NodeRow, PollResult
-from arl_wire.internal.node import GrantBatchRequest, GrantPayload, ResizeResult
+from arl_wire.internal.node import (
+    CriticalChangeBatchRequest,
+    CriticalChangePayload,
+    GrantBatchRequest,
+    GrantPayload,
+    ResizeResult,
+)
 from arl_wire.internal.scheduler import EndedTrajectory, QueuedActionRow
 
 __all__ = [
     "NotificationInbox",
     "PendingNotifications",
     "notify_changed_rows",
+    "notify_critical",
     "notify_environment_ends",
     "notify_grants",
 ]
@@ -124,6 +132,21 @@ def notify_grants(
         )
     for node_id, bodies in by_node.items():
         _notify_node(peers, nodes[node_id], bodies)
+
+
+def notify_critical(
+    peers: ServiceClient, nodes: Mapping[int, NodeRow], changes: Iterable[tuple[Allocation, bool]]
+) -> None:
+    """Notify the managers of running actions whose trajectories became critical, or are no longer critical."""
+    by_node: dict[int, list[CriticalChangePayload]] = defaultdict(list)
+    for hold, is_critical in changes:
+        fence = hold.fence
+        by_node[hold.node].append(
+            CriticalChangePayload(id=fence.action_id, grant_no=fence.grant_no, is_critical=is_critical)
+        )
+    for node in (nodes[node_id] for node_id in by_node.keys() & nodes.keys()):
+        body = CriticalChangeBatchRequest(node_epoch=node.epoch, changes=by_node[node.id])
+        peers.notify(f"{node.url}/internal/critical", body, audience=node_audience(node.name, node.credential_id))
 
 
 def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], poll: PollResult) -> None:

@@ -93,7 +93,7 @@ class SchedulingLoop:
         self._traces = traces or SchedulerTraces()
         self.duration_learner = DurationLearner(store)
         self.straggler_detector = StragglerDetector()
-        self.steps = StepCoordinator(store, is_boosting=settings.step_aware and isinstance(policy, SparPolicy))
+        self.steps = StepCoordinator(store, peers, is_boosting=settings.step_aware and isinstance(policy, SparPolicy))
         self.inbox = NotificationInbox()
         self._resizer = ResizeCoordinator(peers, self.inbox)
         self._index: SchedulerIndex | None = None

@@ -11,11 +11,12 @@ from typing import Any
 
 from arl_core.steps.projection import BoostRule, limit_by_node, project_step
 from arl_core.steps.trajectory_record import TaskPace, TrajectoryRecord
+from arl_kit.service_client import ServiceClient
 from arl_scheduler.index.allocations import Allocation
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.index.step_tracker import IDLE_S, MAX_TRAJECTORIES, StepTracker, TrajectoryKey
 from arl_scheduler.leader.election import LeaderElection
-from arl_scheduler.leader.notification_inbox import PendingNotifications
+from arl_scheduler.leader.notification_inbox import PendingNotifications, notify_critical
 from arl_scheduler.queries import leader_queries, step_queries
 from arl_scheduler.queries.poll_result import PollResult
 from arl_store.tx import PostgresStore, Row
@@ -44,8 +45,8 @@ _Record = tuple[TrajectoryKey, TrajectoryRecord]
 class StepCoordinator:
     """The steps of a leader. Without `is_boosting`, they are reported and no action goes first."""
 
-    def __init__(self, store: PostgresStore, *, is_boosting: bool = True) -> None:
-        self._store = store
+    def __init__(self, store: PostgresStore, peers: ServiceClient, *, is_boosting: bool = True) -> None:
+        self._store, self._peers = store, peers
         self._is_boosting = is_boosting
         self.tracker = StepTracker()
         self._term: int | None = None
@@ -107,7 +108,10 @@ class StepCoordinator:
         )
 
     async def update(self, index: SchedulerIndex, *, now: float) -> None:
-        """Project the open steps if something changed, and mark the queued actions of critical trajectories."""
+        """Project the open steps if something changed, and mark the actions of critical trajectories.
+
+        Their queued actions go first. Their running actions get a greater share of the cores.
+        """
         tracker = self.tracker
         if not tracker.is_changed or time.monotonic() < self._project_at:
             return
@@ -116,9 +120,14 @@ class StepCoordinator:
                 tracker.add_passes(await step_queries.read_passes(tx, prompts), prompts)
         began = time.monotonic()
         tracker.is_changed = False
+        running: list[tuple[Allocation, bool]] = []
         for record, is_critical in self._project(index, now=now):
             for action_id in record.open_actions:
                 index.set_critical(action_id, is_critical=is_critical)
+                hold = index.allocations.get(action_id)
+                if hold is not None and hold.cls is not None and hold.cls.sharing is not None:
+                    running.append((hold, is_critical))
+        notify_critical(self._peers, index.nodes, running)
         ended = time.monotonic()
         self._project_at = ended + max(MIN_PROJECTION_INTERVAL_S, LOAD_FACTOR * (ended - began))
 
@@ -171,7 +180,7 @@ class StepCoordinator:
     def _project_one(self, step: list[_Record], *, now: float, cores: float) -> None:
         pace = self.tracker.paces.get(step[0][0].queue_id) or TaskPace()
         found = project_step(
-            {key: record.to_state(self.tracker.earlier_s(key, record)) for key, record in step},
+            {key: record.to_state(self.tracker.earlier_s(key, record), now=now) for key, record in step},
             elapsed_s=now - min(record.started for _, record in step),
             turn_s=pace.turn_s,
             trajectory_s=pace.trajectory_s,

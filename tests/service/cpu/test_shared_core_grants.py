@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 
 from arl_core.domain.model import CpuSharing
 from arl_cpu.contract.executor import ExecSpec
+from arl_wire.internal.node import CriticalChangePayload
 from arl_wire.internal.scheduler import ResourcesFreedNotification
 from support.conditions import eventually
 from support.cpu import Cpu, managing
@@ -71,6 +73,14 @@ class TestStart:
         assert (await cpu.executor.next_start()).is_critical
         await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
         assert not (await cpu.executor.next_start()).is_critical
+
+    async def test_running_action_is_told_when_its_trajectory_becomes_critical(self, cpu: Cpu) -> None:
+        fence = (await sharing(cpu)).fence
+        change = CriticalChangePayload(id=fence.action_id, grant_no=fence.grant_no, is_critical=True)
+        await cpu.manager.set_critical([change], epoch=uuid4())
+        assert cpu.executor.critical == {}
+        await cpu.manager.set_critical([change], epoch=cpu.manager.epoch)
+        assert cpu.executor.critical == {fence: True}
 
     @pytest.mark.parametrize("policy", ["overcommitted", "static"])
     async def test_policy_with_pods_ignores_sharing(self, rows: Rows, policy: str) -> None:

@@ -163,6 +163,20 @@ async def test_short_class_gets_more_of_the_cores_than_a_long_one(bench: Bench) 
     assert reports[0].cpu_us / reports[1].cpu_us == pytest.approx(wanted["short"] / wanted["long"], rel=0.4)
 
 
+@pytest.mark.slow
+async def test_running_attempt_gets_more_of_the_cores_once_its_trajectory_is_critical(bench: Bench) -> None:
+    if bench.enforcement["cpu_weight"] != "enforced":
+        pytest.skip("no weights")
+    await bench.executor.set_shared_cores(CORES[:1])
+    limits = shared(wall_timeout_s=3.0, timeout_s=60.0)
+    critical, other = (replace(a_program(SPIN, **limits), expected_cpu_s=10_000.0) for _ in range(2))
+    running = [await bench.begin(critical), await bench.begin(other)]
+    await bench.executor.set_critical({critical.fence: True})
+    reports = await asyncio.gather(*running)
+    await bench.executor.set_shared_cores(CORES)
+    assert reports[0].cpu_us / reports[1].cpu_us > 4.0
+
+
 async def test_weights_of_exclusive_cores_and_of_all_sandboxes_grow_with_the_cores(bench: Bench) -> None:
     assert bench.launcher is not None
     if bench.enforcement["cpu_weight"] != "enforced":

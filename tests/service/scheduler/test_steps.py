@@ -15,7 +15,7 @@ from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.queries.estimate_queries import RunDuration
 from arl_tangram.cli.actions.explain import wait_sentences
-from arl_wire.internal.node import GrantBatchRequest
+from arl_wire.internal.node import CriticalChangeBatchRequest, CriticalChangePayload, GrantBatchRequest
 from arl_wire.internal.scheduler import ExplainRequest
 from support.peers import RecordingPeers
 from support.rows import Rows, rows_in
@@ -89,6 +89,21 @@ async def test_action_of_the_last_trajectory_goes_past_the_queue(rows: Rows) -> 
         await settle(rows, leader, fence)
         await granted(rows, early)
         assert not (await rows.of(early))["is_critical"]
+
+
+async def test_node_learns_that_the_trajectory_of_a_running_action_became_critical(rows: Rows) -> None:
+    peers = RecordingPeers()
+    async with leading(rows, peers, POLICY):
+        sharing = {"guarantee_milli": 100, "limit_milli": None, "is_declared": False}
+        running = await rows.action(trajectory="late", step=1, cpu_sharing=sharing)
+        fence = await granted(rows, running)
+        await ruled(rows, "late", "no_prediction")
+        assert peers.bodies("/internal/critical") == []
+        await a_turn(rows, "late", expected_turns=50)
+        await ruled(rows, "late", "critical_trajectory")
+        (body,) = cast(list[CriticalChangeBatchRequest], peers.bodies("/internal/critical"))
+        change = CriticalChangePayload(id=fence.action_id, grant_no=fence.grant_no, is_critical=True)
+        assert body.changes == [change]
 
 
 async def test_leader_without_step_awareness_keeps_the_order_of_arrival(rows: Rows) -> None:

@@ -1,5 +1,7 @@
 """Test the kernel weights of actions that share cores."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +29,24 @@ def test_equal_actions_have_equal_weights() -> None:
 def test_critical_action_gets_eight_times_the_surplus() -> None:
     found = cpu_weights({1: a_share(guarantee=0), 2: a_share(guarantee=0, critical=True)}, cores=2, weights=V2)
     assert found[2] / found[1] == pytest.approx(8, rel=0.01)
+
+
+def test_default_guarantees_of_many_actions_leave_most_cores_to_the_preference() -> None:
+    running = {
+        number: CpuShareState(guarantee_milli=100, expected_cpu_s=1.0, is_declared=False) for number in range(20)
+    }
+    running[20] = replace(running[0], is_critical=True)
+    found = cpu_weights(running, cores=2, weights=V2)
+    assert found[20] / found[0] > 5
+
+
+def test_default_guarantees_do_not_reduce_declared_ones() -> None:
+    running = {
+        number: CpuShareState(guarantee_milli=100, expected_cpu_s=0.01, is_declared=False) for number in range(9)
+    }
+    running[9] = a_share(1000.0, guarantee=1500)
+    found = cpu_weights(running, cores=2, weights=V2)
+    assert found[9] >= 1500
 
 
 def test_full_guarantees_leave_no_preference() -> None:

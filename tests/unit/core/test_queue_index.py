@@ -215,3 +215,19 @@ def test_critical_action_does_not_go_before_a_task_that_used_less() -> None:
     cursor = fair_cursor(snapshot, snapshot.queue.by_task(), SparConstants())
     assert cursor.head is not None
     assert cursor.head.id == other.id
+
+
+def test_critical_action_in_an_environment_starts_although_slots_fill_the_node() -> None:
+    sharing = CpuSharing(guarantee_milli=100)
+    demand = ResourceDemand({"cpu_milli": 500})
+    cls = ActionClass(key=9, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand, sharing=sharing)
+    node = a_pool(free={"cpu_milli": 1000})
+    queued = [an_action(number, cls=cls) for number in (1, 2, 3)]
+    home = PinnedEnvironment(numbered(40), node.node)
+    queued.append(an_action(4, cls=cls)._replace(is_critical=True, environment=home))
+    grants = SparPolicy().plan(a_snapshot(queued=queued, pools=[node])).grants
+    assert {grant.fence.action_id: grant.resources["cpu_milli"] for grant in grants} == {
+        numbered(4): 1,
+        numbered(1): 499,
+        numbered(2): 499,
+    }

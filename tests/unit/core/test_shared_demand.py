@@ -28,9 +28,9 @@ def a_shared_class(key: int = 1, *, declared: bool = False, cpu_milli: int = 500
 @pytest.mark.parametrize(
     ("usage", "charge"),
     [
-        (None, 500),
-        (CpuUsage(3, 5.0, 0.2), 500),  # too few runs
-        (CpuUsage(4, 5.0, 1.0), 500),
+        (None, 499),
+        (CpuUsage(3, 5.0, 0.2), 499),  # too few runs
+        (CpuUsage(4, 5.0, 1.0), 499),
         (CpuUsage(4, 5.0, 0.4), 200),
         (CpuUsage(4, 5.0, 0.01), 100),
         (CpuUsage(4, 0.05, 1.0), 100),  # so short that it may start at once
@@ -62,7 +62,7 @@ def a_shared_snapshot(estimates: DurationEstimates, *classes: ActionClass, cores
 def test_two_actions_of_an_unknown_class_run_per_core() -> None:
     snapshot = a_shared_snapshot(DurationEstimates(), *[a_shared_class()] * 10, cores=2)
     grants = SparPolicy(is_resizing=True).plan(snapshot).grants
-    assert [grant.resources["cpu_milli"] for grant in grants] == [500] * 4
+    assert [grant.resources["cpu_milli"] for grant in grants] == [499] * 4
 
 
 def test_class_with_less_work_starts_first_whatever_its_time_on_shared_cores() -> None:

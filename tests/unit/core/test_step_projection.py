@@ -66,7 +66,14 @@ class TestTrajectoryRecord:
         record.run_s = 10.0
         record.set_hints(prompt=None, group=None, expected_turns=None, progress=0.25)
         record.run_s = 20.0
-        assert record.to_state(()).progress == pytest.approx(0.5)
+        assert record.to_state((), now=record.active).progress == pytest.approx(0.5)
+
+    def test_time_since_the_last_action_is_thinking(self) -> None:
+        record = a_record()
+        record.add_queued(FIRST, at=100.0, resource=CPU)
+        assert (record.to_state((), now=101.0).open_turns, record.to_state((), now=101.0).thinking_s) == (1, 0.0)
+        record.record_ended(FIRST, at=102.0, times=None)
+        assert (record.to_state((), now=105.0).open_turns, record.to_state((), now=105.0).thinking_s) == (0, 3.0)
 
 
 class TestTaskPace:
@@ -101,7 +108,7 @@ class TestProjection:
         assert sorted(found.values()) == [BoostRule.CRITICAL_TRAJECTORY] * 2 + [BoostRule.NODE_LIMIT] * 3
 
     def test_work_of_trajectories_without_a_prediction_makes_a_step_work_bound(self) -> None:
-        states = {"late": a_state(50)} | {str(number): a_state(None) for number in range(60)}
+        states = {"late": a_state(50)} | {str(number): a_state(None) for number in range(90)}
         assert rules(states)["late"] is BoostRule.WORK_BOUND
         assert rules(states, cores=32)["late"] is BoostRule.CRITICAL_TRAJECTORY
 

@@ -20,8 +20,13 @@ class TestPrediction:
         assert rest_s(expected_turns=15) == pytest.approx(10 * 2.0)
         assert rest_s(expected_turns=15, solo_s=26.0) == pytest.approx(10 * 4.0)
 
-    def test_trajectory_beyond_its_expected_turns_needs_one_more(self) -> None:
-        assert rest_s(expected_turns=3) == pytest.approx(2.0)
+    def test_trajectory_beyond_its_expected_turns_needs_its_open_actions_only(self) -> None:
+        assert rest_s(expected_turns=3, open_turns=1) == pytest.approx(2.0)
+        assert rest_s(expected_turns=5) == pytest.approx(0.001)
+
+    def test_thinking_is_a_part_of_the_next_turn(self) -> None:
+        assert rest_s(expected_turns=15, thinking_s=0.5) == pytest.approx(10 * 2.0 - 0.5)
+        assert rest_s(expected_turns=15, thinking_s=50.0) == pytest.approx(10 * 2.0 - 1.0)
 
     def test_progress_gives_the_rest(self) -> None:
         assert rest_s(progress=0.25) == pytest.approx(30.0)
@@ -30,10 +35,24 @@ class TestPrediction:
         assert predict_rest(TrajectoryState(turns=1, solo_s=1.0, progress=0.0), turn_s=2.0) is None
 
     def test_history_of_the_prompt_gives_the_rest(self) -> None:
-        assert rest_s(earlier_s=(40.0, 40.0)) == pytest.approx(30.0)
+        assert rest_s(earlier_s=(40.0, 40.0)) == pytest.approx(30.0, rel=0.02)
+        assert rest_s(solo_s=0.0, earlier_s=(20.0, 80.0)) == pytest.approx(40.0)
 
-    def test_trajectory_that_outlasts_its_history_keeps_a_rest(self) -> None:
-        assert rest_s(solo_s=100.0, earlier_s=(40.0,)) == pytest.approx(4.0)
+    def test_trajectory_that_outlasts_its_history_is_expected_to_last_long(self) -> None:
+        rests = [rest_s(solo_s=solo_s, earlier_s=(40.0,)) for solo_s in (20.0, 40.0, 80.0)]
+        assert rests == pytest.approx([22.1, 16.1, 15.2], rel=0.02)
+
+    def test_passes_of_different_length_say_less_about_the_rest(self) -> None:
+        deviations = []
+        for passes in ((40.0, 40.0, 40.0), (40.0,), (10.0, 40.0, 160.0)):
+            found = predict_rest(TrajectoryState(turns=0, solo_s=0.0, earlier_s=passes), turn_s=2.0)
+            assert found is not None
+            deviations.append(found.log_deviation)
+        assert deviations == sorted(deviations)
+        assert deviations[1] == pytest.approx(0.5)
+
+    def test_trajectory_far_beyond_its_history_has_a_prediction(self) -> None:
+        assert rest_s(solo_s=1e9, earlier_s=(0.001,)) >= 0.0002
 
     def test_sources_are_combined_with_less_error_than_each(self) -> None:
         alone = predict_rest(TrajectoryState(turns=5, solo_s=10.0, expected_turns=15), turn_s=2.0)
@@ -60,6 +79,10 @@ class TestCritical:
         many = {number: a_trajectory(10, core_s=8) for number in range(4)}
         assert critical_trajectories(many, cores=2) == frozenset()
         assert critical_trajectories(many, cores=4) != frozenset()
+
+    def test_longest_trajectory_goes_first_before_it_is_the_only_bound(self) -> None:
+        trajectories = {"long": a_trajectory(10, core_s=5), "short": a_trajectory(1, core_s=20)}
+        assert critical_trajectories(trajectories, cores=2) == {"long"}
 
     def test_unknown_trajectory_is_not_critical(self) -> None:
         assert critical_trajectories({"a": a_trajectory(None), "b": a_trajectory(1)}, cores=1) == {"b"}

@@ -11,10 +11,10 @@ def a_trajectory(turns: int, *, think_s: float = 5.0, seconds: float = 1.0) -> S
     return SimTrajectory("t", (TrajectoryAction(think_s, work),) * turns)
 
 
-def started(cores: float, *, think_s: float = 5.0) -> SimStepAwareness:
+def started(cores: float, *, think_s: float = 5.0, short_turns: int = 4) -> SimStepAwareness:
     """Return the awareness of a step in which each of two trajectories has ended one turn."""
     steps = SimStepAwareness(cores)
-    for name, turns in ((LONG, 20), (SHORT, 4)):
+    for name, turns in ((LONG, 20), (SHORT, short_turns)):
         trajectory = a_trajectory(turns, think_s=think_s)
         steps.begin(name, trajectory)
         steps.record_turn(name, trajectory, 0)
@@ -28,7 +28,7 @@ def test_trajectory_with_the_most_turns_left_is_critical() -> None:
 
 
 def test_none_is_critical_while_the_step_is_bound_by_its_work() -> None:
-    steps = started(cores=1, think_s=0.0)
+    steps = started(cores=1, think_s=0.0, short_turns=20)
     assert not steps.project(6.0)
     assert steps.critical == frozenset()
 

@@ -28,6 +28,8 @@ class SharedAttempt:
     def __init__(self, spec: ExecSpec, sharing: CpuSharing, cpu: EnvironmentCpu, *, now: float) -> None:
         """Begin at `now`, a monotonic time."""
         self._spec, self._sharing, self._cpu = spec, sharing, cpu
+        self.is_critical = spec.is_critical
+        """True if its trajectory is critical now."""
         self._clock = CountedTime(started_s=now, guarantee_milli=sharing.guarantee_milli)
         self._cpu_s = 0.0
         self._sampled_at = self._last_runnable_at = now
@@ -84,7 +86,8 @@ class SharedAttempt:
             guarantee_milli=self._sharing.guarantee_milli,
             expected_cpu_s=self._spec.expected_cpu_s,
             used_cpu_s=self._cpu_s,
-            is_critical=self._spec.is_critical,
+            is_critical=self.is_critical,
+            is_declared=self._sharing.is_declared,
         )
 
     def set_weight(self, weight: int, *, largest: int, min_change: float = 0.0) -> None:

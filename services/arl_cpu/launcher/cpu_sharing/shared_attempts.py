@@ -50,6 +50,11 @@ class SharedAttempts:
         self._schedule()
         return attempt
 
+    def set_critical(self, attempt: SharedAttempt, is_critical: bool) -> None:
+        """Set whether the trajectory of an attempt is critical. The weights change at once."""
+        attempt.is_critical = is_critical
+        self._renew_weights()
+
     def limit(self, attempt: SharedAttempt, limit_s: float, on_timeout: Callable[[], None]) -> None:
         """Limit the counted time of the attempt from now on."""
         attempt.limit(limit_s, on_timeout, now=time.monotonic())

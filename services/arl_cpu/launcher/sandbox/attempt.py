@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from arl_cpu.contract.executor import (
@@ -171,6 +171,12 @@ class SandboxAttempt:
         """Begin to count the time of an attempt that shares cores."""
         if self._shared_attempts is not None and self.spec.sharing is not None:
             self._shared = self._shared_attempts.begin(self.spec, self.spec.sharing, cpu)
+
+    def set_critical(self, is_critical: bool) -> None:
+        """Set whether its trajectory is critical, also before it begins to share cores."""
+        self.spec = replace(self.spec, is_critical=is_critical)
+        if self._shared_attempts is not None and self._shared is not None:
+            self._shared_attempts.set_critical(self._shared, is_critical)
 
     def start_limits(self, loop: EventLoop, stop: Callable[[StopCause], None]) -> None:
         """Call `stop` once the attempt exceeds a time limit. The limits start with its first step."""

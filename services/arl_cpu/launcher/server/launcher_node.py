@@ -103,6 +103,12 @@ class LauncherNode:
             environment.set_shared_cores(cores)
         self.shared_attempts.set_cores(cores)
 
+    def set_critical(self, changes: Mapping[Fence, bool]) -> None:
+        """Set whether running attempts belong to critical trajectories."""
+        for fence, is_critical in changes.items():
+            if (attempt := self._attempt(fence)) is not None:
+                attempt.set_critical(is_critical)
+
     def poll_output(self, fence: Fence, after: OutputOffsets, callback: OutputCallback) -> Callable[[], None]:
         """Call back once, when there is output beyond the offsets or the attempt ends.
 

@@ -91,7 +91,7 @@ class LauncherServer:
                 self._accept_manager(connection, message["id"])
             case "start":
                 self._node.start([decode_spec(spec) for spec in message["specs"]])
-            case "resize" | "share":
+            case "resize" | "share" | "critical":
                 self._serve_cores(connection, message)
             case "follow" | "unfollow" | "feed":
                 self._serve_stream(connection, message)
@@ -122,6 +122,9 @@ class LauncherServer:
     def _serve_cores(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
         if message["op"] == "share":
             self._node.set_shared_cores(message["cores"])
+            return
+        if message["op"] == "critical":
+            self._node.set_critical({decode_fence(fence): flag for fence, flag in message["changes"]})
             return
         done = self._node.resize([decode_resize(resize) for resize in message["resizes"]])
         connection.send({"id": message["id"], "done": [encode_fence(fence) for fence in done]})
