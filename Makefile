@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 # Named so because pickling by value, which TRL's data sets do, spares what lies in a directory of that name.
 TORCH := $(CURDIR)/.torch/site-packages
 RAY := $(CURDIR)/.ray
+FRAMEWORKS := $(CURDIR)/.frameworks
 # Half of it waits for processes to start; a file's tests share a system, so they stay together. In the order of their
 # names, as files with few tests, which would come last, are those that take long.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
@@ -14,7 +15,7 @@ PROGRESS = ( seconds=0; while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/nu
 	seconds=$$((seconds + 10)); echo "  installing, $$seconds s"; done ) & progress=$$!; trap 'kill $$progress' EXIT;
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-slow test-engines test-image test-torch test-helm lint docs docs-serve openapi dist clean
+.PHONY: help install demo test test-all test-slow test-engines test-frameworks test-image test-torch test-helm lint docs docs-serve openapi dist clean
 
 help:
 	@echo "make install   install everything into .venv; the other targets begin with it"
@@ -23,6 +24,7 @@ help:
 	@echo "make test-all  the gate and the slow tests: kills, other users, torch, short benchmarks"
 	@echo "make test-slow TESTS=... some of the slow tests"
 	@echo "make test-engines the conformance suite of the engines; part of test-all"
+	@echo "make test-frameworks the providers for Inspect, mini-swe-agent and others, with these frameworks; part of test-all"
 	@echo "make test-image build the container image and run the services of docker/compose.yaml and the chart from it, as root"
 	@echo "make test-helm lint, render and check the Helm chart; installs Helm and the schemas of Kubernetes, 350 MB"
 	@echo "make lint      ruff, mypy, import-linter"
@@ -52,9 +54,9 @@ test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PARALLEL) --durations=15 --durations-min=4
 
 test-all: test
-	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore=tests/engines --ignore-glob='tests/contract/test_*image.py' --ignore=tests/contract/test_helm_chart.py --ignore=tests/contract/test_helm_rules.py --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --ignore=tests/engines --ignore=tests/frameworks --ignore-glob='tests/contract/test_*image.py' --ignore=tests/contract/test_helm_chart.py --ignore=tests/contract/test_helm_rules.py --durations=25 --durations-min=10
 	$(BIN)/python -m pytest -m slow tests/chaos --durations=25 --durations-min=10  # alone: of each, much is under way
-	$(MAKE) test-engines test-torch test-helm
+	$(MAKE) test-engines test-frameworks test-torch test-helm
 
 # An environment of its own, because the pins of Ray are not ours.
 $(RAY)/.ready: Makefile
@@ -71,6 +73,17 @@ test-engines: $(VENV)/.ready
 	@PATH="$$PATH:/usr/sbin" command -v slurmctld munged >/dev/null || \
 	  echo "Slurm is not installed; its tests are skipped. On Debian: apt-get install slurm-wlm munge"
 	$(BIN)/python -m pytest -rs tests/engines --durations=10
+
+# An environment of its own: mini-swe-agent, Inspect and verifiers need other versions than ours, and take 900 MB.
+$(FRAMEWORKS)/.ready: Makefile pyproject.toml
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	@$(PROGRESS) $(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e . \
+		mini-swe-agent==2.4.6 inspect-ai==0.3.285 'verifiers[e2b]==0.4.0' pytest pytest-asyncio
+	@touch $@
+
+test-frameworks: $(VENV)/.ready
+	@$(MAKE) --no-print-directory $(FRAMEWORKS)/.ready || { rm -rf $(FRAMEWORKS); echo "The frameworks cannot be installed; their tests are skipped"; }
+	$(BIN)/python -m pytest -rs tests/frameworks --durations=10
 
 # Not part of test-all: it needs root, Podman, debootstrap and the package index, and leaves images of 1.5 GB.
 test-image: $(VENV)/.helm-ready
@@ -120,5 +133,5 @@ dist: $(VENV)/.ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./services
 
 clean:
-	rm -rf $(VENV) dist site $(dir $(TORCH)) $(RAY) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist site $(dir $(TORCH)) $(RAY) $(FRAMEWORKS) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

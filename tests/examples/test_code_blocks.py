@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from arl_tangram.transport.connection import resolve_connection
-from support.doc_blocks import blocks_of, interpreters, matches
+from support.doc_blocks import FRAMEWORK_PAGES, blocks_of, interpreters, matches
 from support.machine import a_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 FAST_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
-SLOW_PAGES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+SLOW_PAGES = sorted(page for page in (ROOT / "docs" / "guides").glob("*.md") if page.stem not in FRAMEWORK_PAGES)
 PAGES = [
     *(pytest.param(page, id=page.stem) for page in FAST_PAGES if blocks_of(page)),
     *(pytest.param(page, id=f"guides-{page.stem}", marks=pytest.mark.slow) for page in SLOW_PAGES if blocks_of(page)),

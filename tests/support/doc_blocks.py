@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-__all__ = ["BlockFailed", "CodeBlock", "blocks_of", "interpreters", "matches"]
+__all__ = ["FRAMEWORK_PAGES", "BlockFailed", "CodeBlock", "blocks_of", "interpreters", "matches"]
 
 LANGUAGES = ("python", "bash")
+FRAMEWORK_PAGES = ("inspect", "mini-swe-agent")
+"""Guides whose Python blocks need a framework. They run in its environment: `make test-frameworks`."""
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL
 )
@@ -110,12 +112,14 @@ class BlockRunner:
 
 
 @asynccontextmanager
-async def interpreters(directory: Path, environment: Mapping[str, str]) -> AsyncIterator[BlockRunner]:
+async def interpreters(
+    directory: Path, environment: Mapping[str, str], *, python: Path | str = sys.executable
+) -> AsyncIterator[BlockRunner]:
     """Start the interpreters of a page. Their working directory is empty."""
     cwd = directory / "cwd"
     cwd.mkdir()
     commands = {
-        "python": (sys.executable, "-u", "-c", PYTHON_SERVER),
+        "python": (str(python), "-u", "-c", PYTHON_SERVER),
         "bash": ("bash", "--noprofile", "--norc", "-c", BASH_SERVER),
     }
     with (directory / "errors").open("wb") as errors:

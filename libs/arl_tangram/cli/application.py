@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from arl_tangram.cli import endpoints, reward_services, steps
+from arl_tangram.cli import endpoints, mcp, reward_services, steps
 from arl_tangram.cli.actions import commands as action_commands
 from arl_tangram.cli.actions import explain, submit, trace
 from arl_tangram.cli.admin import audit_log, capacity, images, keys, nodes, pools, projects, queues, top
@@ -58,7 +58,7 @@ app = typer.Typer(
 )
 COMMAND_MODULES = (
     *(lifecycle, node, doctor),
-    *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints),
+    *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints, mcp),
     *(top, explain, trace, steps, process_logs),
     *(nodes, pools, images, queues, projects, keys, capacity, audit_log, templates, consistency_check, router),
 )

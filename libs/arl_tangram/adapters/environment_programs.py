@@ -1,0 +1,178 @@
+"""Programs and files of an environment in the form in which frameworks use a sandbox.
+
+Frameworks name absolute paths and any working directory. The API takes paths below the working directory only, so the
+other paths are opened by a shell inside the environment, with the permissions of its user. The template needs `sh`,
+`cat`, `mkdir`, `rm` and `wc`.
+"""
+
+import errno
+import os
+import posixpath
+import tarfile
+import tempfile
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from arl_core.domain.states import ActionOutcome
+from arl_tangram.environment_handles import AsyncEnvironment
+from arl_tangram.operations import ActionFailed
+from arl_wire.actions.action import Action
+from arl_wire.validation import OutputStream
+
+__all__ = ["AsyncEnvironmentPrograms", "ProgramOutput", "in_directory"]
+
+SHELL = ("/bin/sh", "-c")
+_CHANGE_DIRECTORY = 'cd -- "$1" || exit 1; shift; exec "$@"'
+_READ_STDIN = 'exec < "$1" || exit 1; rm -f -- "$1"; shift; exec "$@"'
+# The exit code is the errno of the failure; the first argument is the path. A small file is printed, so that nothing
+# stays in the working directory, where `git status` would show it.
+_READ = f"""[ -d "$1" ] && exit {errno.EISDIR}; [ -e "$1" ] || exit {errno.ENOENT}; [ -r "$1" ] || exit {errno.EACCES}
+size=$(wc -c < "$1") || exit {errno.EIO}; [ "$size" -le "$3" ] || exit {errno.EFBIG}
+if [ "$size" -le "$4" ]; then exec cat < "$1"; fi
+cat < "$1" > "$2" || {{ rm -f -- "$2"; exit {errno.EIO}; }}; printf staged >&2"""
+_WRITE = f"""trap 'rm -f -- "$2"' EXIT; [ -d "$1" ] && exit {errno.EISDIR}
+case $1 in */*) mkdir -p -- "${{1%/*}}/" || exit {errno.EACCES};; esac
+[ ! -e "$1" ] || [ -w "$1" ] || exit {errno.EACCES}
+cat < "$2" > "$1" || exit {errno.EIO}"""
+FILE_TIMEOUT_S = 120.0
+MAX_INLINE_BYTES = 8 << 20
+"""Bytes that an action carries as a file; larger files travel as an archive."""
+MAX_PRINTED_BYTES = 1 << 20
+"""Bytes of its output that an action stores."""
+MAX_READ_BYTES = 100 << 20
+
+
+@dataclass(frozen=True)
+class ProgramOutput:
+    """The end of a program that ran. An infrastructure error is never one."""
+
+    action: Action
+    stdout: bytes
+    stderr: bytes
+    exit_code: int
+    """Exit code as a shell reports it: 128 plus the number of a signal, and 1 for a limit without an exit code."""
+
+    @classmethod
+    def of(cls, action: Action) -> "ProgramOutput":
+        """Return the output of a settled action. Raises `ActionFailed` for an outcome that says nothing about it."""
+        if action.masked or action.result is None:
+            raise ActionFailed(action)
+        result = action.result
+        code = result.exit_code if result.exit_code is not None else 128 + (result.signal or 0)
+        if action.outcome is ActionOutcome.LIMIT_EXCEEDED:
+            code = code if code not in (0, 128) else 1
+        return cls(action, _bytes_of(result.stdout), _bytes_of(result.stderr), code)
+
+    @property
+    def timed_out(self) -> bool:
+        """True if the program ran longer than its timeout and was ended."""
+        return self.action.outcome is ActionOutcome.USER_TIMEOUT
+
+    @property
+    def truncated(self) -> bool:
+        """True if the program wrote more than an action stores; the beginning is stored."""
+        result = self.action.result
+        return result is not None and (result.stdout.truncated or result.stderr.truncated)
+
+
+class AsyncEnvironmentPrograms:
+    """Run programs and transfer files in an environment, by any path.
+
+    Each method is one action, and up to three for a file of more than 1 MiB. All raise `ActionFailed` for an
+    infrastructure error, and the errors of the client if a request fails.
+    """
+
+    def __init__(self, environment: AsyncEnvironment, **options: Any) -> None:
+        """Use an existing environment. `options`: options of every program, such as `cpu`."""
+        self.environment = environment
+        self._options = options
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        stdin: bytes | str | None = None,
+        **options: Any,
+    ) -> ProgramOutput:
+        """Run a program and return its output; `options`: further options of `AsyncTangram.run`."""
+        given: dict[str, Any] = {**self._options, **options}
+        if isinstance(stdin, str) and "\0" not in stdin and len(stdin) < MAX_INLINE_BYTES:
+            given["stdin"] = stdin
+        elif stdin is not None:
+            staged = await self._stage(stdin.encode() if isinstance(stdin, str) else stdin, given)
+            argv = (*SHELL, _READ_STDIN, "sh", staged, *in_directory(argv, cwd))
+            cwd = None
+        return ProgramOutput.of(await self.environment.run(argv=in_directory(argv, cwd), **given))
+
+    async def read(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Return the content of a file. Raises an `OSError` with the path, `EFBIG` for more than `max_bytes`."""
+        staged = _staged_name()
+        argv = [*SHELL, _READ, "sh", _as_argument(path), staged, str(max_bytes), str(MAX_PRINTED_BYTES)]
+        options = {**self._options, "timeout_s": FILE_TIMEOUT_S}
+        output = ProgramOutput.of(await self.environment.run(argv=argv, **options))
+        _raise_os_error(output, path)
+        if output.stderr != b"staged":
+            return output.stdout
+        try:
+            with tempfile.TemporaryDirectory(prefix="tangram-") as directory:
+                await self.environment.download(staged, directory)
+                return (Path(directory) / staged).read_bytes()
+        finally:
+            await self.environment.submit(argv=["rm", "-f", "--", staged], **options)
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Write a file and create its parent directories. Raises an `OSError` with the path."""
+        options: dict[str, Any] = {**self._options, "timeout_s": FILE_TIMEOUT_S}
+        staged = await self._stage(content, options)
+        argv = [*SHELL, _WRITE, "sh", _as_argument(path), staged]
+        _raise_os_error(ProgramOutput.of(await self.environment.run(argv=argv, **options)), path)
+
+    async def _stage(self, content: bytes, options: dict[str, Any]) -> str:
+        """Put the content under a new name into the working directory: with the next action, or now if it is large."""
+        staged = _staged_name()
+        if len(content) <= MAX_INLINE_BYTES:
+            options["files"] = {**options.get("files", {}), staged: content}
+            return staged
+        with tempfile.TemporaryDirectory(prefix="tangram-") as directory:
+            archive = Path(directory) / "archive.tar"
+            with tarfile.open(archive, "w") as packed:
+                member = tarfile.TarInfo(staged)
+                member.size = len(content)
+                packed.addfile(member, BytesIO(content))
+            await self.environment.upload(archive)
+        return staged
+
+
+def in_directory(argv: Sequence[str], cwd: str | None) -> list[str]:
+    """Return a command that runs the program in `cwd`, which may be absolute; without one it is unchanged."""
+    return [*SHELL, _CHANGE_DIRECTORY, "sh", cwd, *argv] if cwd else list(argv)
+
+
+def _raise_os_error(output: ProgramOutput, path: str) -> None:
+    if output.timed_out:
+        raise TimeoutError(f"the transfer of {path!r} took longer than {FILE_TIMEOUT_S:.0f} s")
+    if output.exit_code:
+        said = output.stderr.decode(errors="replace").strip()
+        known = output.exit_code in errno.errorcode
+        code = output.exit_code if known else errno.EIO
+        raise OSError(code, os.strerror(code) if code != errno.EIO or not said else said, path)
+
+
+def _as_argument(path: str) -> str:
+    """Return the path in a form that no program takes for an option."""
+    return path if posixpath.isabs(path) else f"./{path}"
+
+
+def _staged_name() -> str:
+    """Return a new name. It is random, so that no program can create the file in advance."""
+    return f".tangram-{uuid4().hex}"
+
+
+def _bytes_of(stream: OutputStream) -> bytes:
+    return b64decode(stream.base64) if stream.base64 is not None else stream.text.encode()
