@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 TORCH := $(CURDIR)/.torch/site-packages
 RAY := $(CURDIR)/.ray
 FRAMEWORKS := $(CURDIR)/.frameworks
+NEWER_FRAMEWORKS := $(CURDIR)/.frameworks-newer
+# For frameworks that need Python 3.12: NEWER_PYTHON=/path/to/python3.13
+NEWER_PYTHON ?= $(shell for each in python3.13 python3.12; do $$each -c '' 2>/dev/null && command -v $$each && break; done)
 # Half of it waits for processes to start; a file's tests share a system, so they stay together. In the order of their
 # names, as files with few tests, which would come last, are those that take long.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
@@ -81,8 +84,16 @@ $(FRAMEWORKS)/.ready: Makefile pyproject.toml
 		mini-swe-agent==2.4.6 inspect-ai==0.3.285 'verifiers[e2b]==0.4.0' pytest pytest-asyncio
 	@touch $@
 
+# Another one for the frameworks that need Python 3.12.
+$(NEWER_FRAMEWORKS)/.ready: Makefile pyproject.toml
+	$(NEWER_PYTHON) -m venv $(NEWER_FRAMEWORKS)
+	@$(PROGRESS) $(NEWER_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e . harbor==0.26.0
+	@touch $@
+
 test-frameworks: $(VENV)/.ready
 	@$(MAKE) --no-print-directory $(FRAMEWORKS)/.ready || { rm -rf $(FRAMEWORKS); echo "The frameworks cannot be installed; their tests are skipped"; }
+	@$(MAKE) --no-print-directory $(NEWER_FRAMEWORKS)/.ready || { rm -rf $(NEWER_FRAMEWORKS); \
+	  echo "The frameworks for Python 3.12 cannot be installed; their tests are skipped. Set NEWER_PYTHON"; }
 	$(BIN)/python -m pytest -rs tests/frameworks --durations=10
 
 # Not part of test-all: it needs root, Podman, debootstrap and the package index, and leaves images of 1.5 GB.
@@ -133,5 +144,5 @@ dist: $(VENV)/.ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./services
 
 clean:
-	rm -rf $(VENV) dist site $(dir $(TORCH)) $(RAY) $(FRAMEWORKS) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist site $(dir $(TORCH)) $(RAY) $(FRAMEWORKS) $(NEWER_FRAMEWORKS) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

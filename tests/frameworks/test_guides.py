@@ -6,21 +6,26 @@ from pathlib import Path
 import pytest
 
 from support.doc_blocks import FRAMEWORK_PAGES, blocks_of, interpreters, matches
-from support.frameworks import FRAMEWORKS_PYTHON, skip_without
+from support.frameworks import FRAMEWORKS_PYTHON, NEWER_PYTHON, skip_without
 from support.system import API_KEY, System
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
-PACKAGES = {"inspect": "inspect-ai", "mini-swe-agent": "mini-swe-agent"}
+PACKAGES = {
+    "harbor": ("harbor", NEWER_PYTHON),
+    "inspect": ("inspect-ai", FRAMEWORKS_PYTHON),
+    "mini-swe-agent": ("mini-swe-agent", FRAMEWORKS_PYTHON),
+}
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("page", FRAMEWORK_PAGES)
 async def test_code_blocks_run_and_print_what_the_page_shows(page: str, system: System, tmp_path: Path) -> None:
-    skip_without(PACKAGES[page])
+    package, python = PACKAGES[page]
+    skip_without(package, python)
     connection = {"TANGRAM_URL": system.url, "TANGRAM_API_KEY": API_KEY, "MSWEA_SILENT_STARTUP": "1"}
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **connection}
-    async with interpreters(tmp_path, environment, python=FRAMEWORKS_PYTHON) as runner:
+    environment = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), **connection}
+    async with interpreters(tmp_path, environment, python=python) as runner:
         for block in blocks_of(GUIDES / f"{page}.md"):
             printed = await runner.run(block)
             if block.expected is not None:

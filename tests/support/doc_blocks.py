@@ -15,8 +15,8 @@ from pathlib import Path
 __all__ = ["FRAMEWORK_PAGES", "BlockFailed", "CodeBlock", "blocks_of", "interpreters", "matches"]
 
 LANGUAGES = ("python", "bash")
-FRAMEWORK_PAGES = ("inspect", "mini-swe-agent")
-"""Guides whose Python blocks need a framework. They run in its environment: `make test-frameworks`."""
+FRAMEWORK_PAGES = ("harbor", "inspect", "mini-swe-agent")
+"""Guides whose blocks need a framework. They run in its environment: `make test-frameworks`."""
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL
 )

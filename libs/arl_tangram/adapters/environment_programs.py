@@ -8,6 +8,7 @@ other paths are opened by a shell inside the environment, with the permissions o
 import errno
 import os
 import posixpath
+import shutil
 import tarfile
 import tempfile
 from base64 import b64decode
@@ -39,6 +40,8 @@ _WRITE = f"""trap 'rm -f -- "$2"' EXIT; [ -d "$1" ] && exit {errno.EISDIR}
 case $1 in */*) mkdir -p -- "${{1%/*}}/" || exit {errno.EACCES};; esac
 [ ! -e "$1" ] || [ -w "$1" ] || exit {errno.EACCES}
 cat < "$2" > "$1" || exit {errno.EIO}"""
+_COPY = 'mkdir -p -- "$2" && cp -R -- "$1/." "$2/"'
+_REMOVE = ("rm", "-rf", "--")
 FILE_TIMEOUT_S = 120.0
 MAX_INLINE_BYTES = 8 << 20
 """Bytes that an action carries as a file; larger files travel as an archive."""
@@ -132,6 +135,30 @@ class AsyncEnvironmentPrograms:
         staged = await self._stage(content, options)
         argv = [*SHELL, _WRITE, "sh", _as_argument(path), staged]
         _raise_os_error(ProgramOutput.of(await self.environment.run(argv=argv, **options)), path)
+
+    async def upload_directory(self, source: Path | str, target: str) -> None:
+        """Copy a local directory into the directory `target`, which is created. The template needs `cp`."""
+        staged = _staged_name()
+        await self.environment.upload(source, staged)
+        await self._copy(staged, target, staged)
+
+    async def download_directory(self, source: str, target: Path | str) -> None:
+        """Copy a directory into a local one. The template needs `cp`. Raises an `OSError` with the path."""
+        staged = _staged_name()
+        try:
+            await self._copy(source, staged)
+            with tempfile.TemporaryDirectory(prefix="tangram-") as directory:
+                await self.environment.download(staged, directory)
+                shutil.copytree(Path(directory) / staged, target, symlinks=True, dirs_exist_ok=True)
+        finally:
+            await self.environment.run(argv=[*_REMOVE, staged], timeout_s=FILE_TIMEOUT_S, **self._options)
+
+    async def _copy(self, source: str, target: str, *removed: str) -> None:
+        script = f'{_COPY}; code=$?; shift 2; {" ".join(_REMOVE)} "$@"; exit $code'
+        argv = [*SHELL, script, "sh", _as_argument(source), _as_argument(target), *removed]
+        output = ProgramOutput.of(await self.environment.run(argv=argv, timeout_s=FILE_TIMEOUT_S, **self._options))
+        if output.exit_code:
+            raise OSError(errno.EIO, output.stderr.decode(errors="replace").strip(), source)
 
     async def _stage(self, content: bytes, options: dict[str, Any]) -> str:
         """Put the content under a new name into the working directory: with the next action, or now if it is large."""

@@ -50,6 +50,9 @@ class TangramSandboxConfig(BaseModel):
     idle_ttl_s: int = 3600
     env: dict[str, str] = {}
 
+    def __hash__(self) -> int:  # Inspect uses it as a key, and a dictionary has no hash
+        return hash(self.model_dump_json())
+
 
 @sandboxenv(name="tangram")
 class TangramSandbox(SandboxEnvironment):  # type: ignore[misc]
