@@ -88,6 +88,7 @@ $(FRAMEWORKS)/.ready: Makefile pyproject.toml
 $(NEWER_FRAMEWORKS)/.ready: Makefile pyproject.toml
 	$(NEWER_PYTHON) -m venv $(NEWER_FRAMEWORKS)
 	@$(PROGRESS) $(NEWER_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e . harbor==0.26.0
+	@$(NEWER_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nemo-gym==0.4.0  # its sandbox API needs no other package
 	@touch $@
 
 test-frameworks: $(VENV)/.ready

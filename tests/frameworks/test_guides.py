@@ -14,6 +14,7 @@ PACKAGES = {
     "harbor": ("harbor", NEWER_PYTHON),
     "inspect": ("inspect-ai", FRAMEWORKS_PYTHON),
     "mini-swe-agent": ("mini-swe-agent", FRAMEWORKS_PYTHON),
+    "nemo-gym-sandbox": ("nemo-gym", NEWER_PYTHON),
 }
 
 pytestmark = pytest.mark.slow

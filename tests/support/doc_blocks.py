@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["FRAMEWORK_PAGES", "BlockFailed", "CodeBlock", "blocks_of", "interpreters", "matches"]
 
 LANGUAGES = ("python", "bash")
-FRAMEWORK_PAGES = ("harbor", "inspect", "mini-swe-agent")
+FRAMEWORK_PAGES = ("harbor", "inspect", "mini-swe-agent", "nemo-gym-sandbox")
 """Guides whose blocks need a framework. They run in its environment: `make test-frameworks`."""
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL

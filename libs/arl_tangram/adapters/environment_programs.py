@@ -8,7 +8,6 @@ other paths are opened by a shell inside the environment, with the permissions o
 import errno
 import os
 import posixpath
-import shutil
 import tarfile
 import tempfile
 from base64 import b64decode
@@ -147,9 +146,7 @@ class AsyncEnvironmentPrograms:
         staged = _staged_name()
         try:
             await self._copy(source, staged)
-            with tempfile.TemporaryDirectory(prefix="tangram-") as directory:
-                await self.environment.download(staged, directory)
-                shutil.copytree(Path(directory) / staged, target, symlinks=True, dirs_exist_ok=True)
+            await self.environment.download(staged, target)
         finally:
             await self.environment.run(argv=[*_REMOVE, staged], timeout_s=FILE_TIMEOUT_S, **self._options)
 
