@@ -1,1 +1,1 @@
-"""Adapters for trainers: small classes on top of the client. Most of them import no trainer."""
+"""Adapters for trainers and agent frameworks: small classes on top of the client, one module for each framework."""
