@@ -62,12 +62,14 @@ class ProgramOutput:
     @classmethod
     def of(cls, action: Action) -> "ProgramOutput":
         """Return the output of a settled action. Raises `ActionFailed` for an outcome that says nothing about it."""
-        if action.masked or action.result is None:
+        if action.masked:
             raise ActionFailed(action)
         result = action.result
-        code = result.exit_code if result.exit_code is not None else 128 + (result.signal or 0)
+        if result is None:  # a limit of the environment that an earlier program exceeded
+            return cls(action, b"", b"", 1)
+        code = result.exit_code if result.exit_code is not None else 128 + result.signal if result.signal else 1
         if action.outcome is ActionOutcome.LIMIT_EXCEEDED:
-            code = code if code not in (0, 128) else 1
+            code = code or 1
         return cls(action, _bytes_of(result.stdout), _bytes_of(result.stderr), code)
 
     @property
