@@ -142,7 +142,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     stream_limiter = StreamLimiter(settings.max_log_streams, project_limit=settings.max_log_streams_per_project)
     authenticator = KeyAuthenticator(store, cache_s=settings.key_cache_s)
     log_streams = LogStreams(store, nodes, waiters, stream_limiter)
-    snapshots = SnapshotService(store, archives, peers, admission_url=admission_url)
+    forks = ForkService(store, actions, environments, archives, snapshots, cell=settings.cell)
     return GatewayDeps(
         store=store,
         peers=peers,
@@ -157,8 +157,8 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         environments=environments,
         archives=archives,
         snapshots=snapshots,
-        forks=ForkService(store, actions, environments, archives, snapshots, cell=settings.cell),
-        sandboxes=SandboxService(store, environments, actions, snapshots, SandboxChannels(actions, log_streams)),
+        forks=forks,
+        sandboxes=SandboxService(store, environments, actions, snapshots, forks, SandboxChannels(actions, log_streams)),
         reward_services=RewardServiceAdmin(store, peers, admission_url=admission_url),
         service_directory=ServiceDirectory(store),
         scores=ScoreCoalescer(

@@ -14,12 +14,14 @@ from arl_gateway.actions.service import ActionService, RequestTrace
 from arl_gateway.compat.e2b import sandbox_queries
 from arl_gateway.compat.e2b.channels import SandboxChannels
 from arl_gateway.compat.e2b.expiry import SandboxExpiry
+from arl_gateway.environments.forks import ForkService
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore, Row
 from arl_wire.actions.action import HOST_TEMPLATE
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
+from arl_wire.environments.forks import ForkEnvironmentRequest
 from arl_wire.errors import NotFound, TangramError, TemplateNotFound, Unavailable
 
 __all__ = ["TASK", "SandboxService", "parse_sandbox_id", "parse_snapshot_id"]
@@ -49,10 +51,11 @@ class SandboxService:
         environments: EnvironmentService,
         actions: ActionService,
         snapshots: SnapshotService,
+        forks: ForkService,
         channels: SandboxChannels,
     ) -> None:
         self._store, self._environments, self._actions = store, environments, actions
-        self._snapshots, self.channels = snapshots, channels
+        self._snapshots, self._forks, self.channels = snapshots, forks, channels
         self.expiry = SandboxExpiry(self._expiries, self._end_expired)
         guest = resources.files("arl_gateway.compat.e2b.guest")
         sources = {name: guest.joinpath(name).read_bytes().replace(GUEST_PACKAGE, b"") for name in GUEST_FILES}
@@ -63,7 +66,6 @@ class SandboxService:
         caller: Caller,
         *,
         template: str,
-        shown_template: str | None = None,
         timeout_s: int,
         metadata: Mapping[str, str],
         variables: Mapping[str, str],
@@ -76,20 +78,32 @@ class SandboxService:
             if template not in HOST_ALIASES:
                 raise
             made = await self._create_environment(caller, HOST_TEMPLATE, key)
+        await self._add_sandbox(
+            made.id,
+            caller,
+            template=template,
+            timeout_s=timeout_s,
+            metadata=json.dumps(dict(metadata)),
+            variables=json.dumps(dict(variables)),
+        )
+        return await self.get(made.id.hex, caller)
+
+    async def _add_sandbox(
+        self, id: UUID, caller: Caller, *, template: str, timeout_s: int, metadata: str, variables: str
+    ) -> None:
         values = {
-            "id": made.id,
+            "id": id,
             "project_id": caller.project_id,
             "key_id": caller.key_id,
-            "template": shown_template or template,
-            "metadata": json.dumps(dict(metadata)),
-            "variables": json.dumps(dict(variables)),
+            "template": template,
+            "metadata": metadata,
+            "variables": variables,
             "access_token": secrets.token_hex(20),
             "timeout_s": timeout_s,
         }
         async with self._store.write() as tx:
             await sandbox_queries.insert_sandbox(tx, values)
-        self.expiry.schedule(made.id, timeout_s)
-        return await self.get(made.id.hex, caller)
+        self.expiry.schedule(id, timeout_s)
 
     async def _create_environment(self, caller: Caller, template: str, key: str | None) -> EnvironmentInfo:
         common = {"task": TASK, "idle_ttl_s": MAX_IDLE_S, "labels": {"e2b.template": template}}
@@ -155,35 +169,27 @@ class SandboxService:
         async with self.channels.channel(row).suspended():
             return (await self._snapshots.create(row.id, caller, trace=RequestTrace())).id
 
-    async def fork(
-        self, sandbox_id: str, caller: Caller, *, count: int, timeout_s: int, trace: RequestTrace
-    ) -> Sequence[Row]:
-        """Create sandboxes with the files, metadata and variables of this one. Raises TangramError."""
+    async def fork(self, sandbox_id: str, caller: Caller, *, count: int, timeout_s: int) -> Sequence[Row]:
+        """Create sandboxes with the files, metadata and variables of this one, or none. Raises TangramError."""
         row = await self.get(sandbox_id, caller)
-        snapshot = await self.snapshot(sandbox_id, caller)
-        metadata, variables = json.loads(row.metadata), json.loads(row.variables)
+        body = ForkEnvironmentRequest(count=count, idle_ttl_s=MAX_IDLE_S)
+        async with self.channels.channel(row).suspended():
+            forks = await self._forks.fork(row.id, body, caller, key=None, trace=RequestTrace(), wait_s=CREATE_WAIT_S)
+        ids = [each.id for each in forks.items]
         try:
-            copies = [
-                self.create(
+            for id in ids:
+                await self._add_sandbox(
+                    id,
                     caller,
-                    template=snapshot.hex,
-                    shown_template=row.template,
+                    template=row.template,
                     timeout_s=timeout_s,
-                    metadata=metadata,
-                    variables=variables,
-                    key=None,
+                    metadata=row.metadata,
+                    variables=row.variables,
                 )
-                for _ in range(count)
-            ]
-            made = await asyncio.gather(*copies, return_exceptions=True)
-        finally:
-            await self._snapshots.delete(snapshot, caller)
-        if failed := [each for each in made if isinstance(each, BaseException)]:
-            for each in made:
-                if not isinstance(each, BaseException):
-                    await self._end(each.id, caller)
-            raise failed[0]
-        return [each for each in made if not isinstance(each, BaseException)]
+        except BaseException:
+            await asyncio.shield(asyncio.gather(*(self._end(id, caller) for id in ids), return_exceptions=True))
+            raise
+        return [await self.get(id.hex, caller) for id in ids]
 
     async def kill(self, sandbox_id: str, caller: Caller) -> None:
         """End a sandbox. Raises NotFound."""

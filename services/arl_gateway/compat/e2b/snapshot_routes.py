@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from arl_gateway.actions.service import RequestTrace
 from arl_gateway.compat.e2b.control_routes import SandboxesDep
 from arl_gateway.compat.e2b.errors import ControlRoute, not_supported
 from arl_gateway.compat.e2b.models import SandboxTimeout, new_sandbox
@@ -67,5 +66,5 @@ async def delete_snapshot(snapshot_id: str, request: Request, caller: Writer) ->
 async def fork_sandbox(sandbox_id: str, request: Request, caller: Writer, sandboxes: SandboxesDep) -> Response:
     """Create sandboxes with the same files. Processes are not copied."""
     body = ForkRequest.model_validate_json(await request.body() or b"{}")
-    rows = await sandboxes.fork(sandbox_id, caller, count=body.count, timeout_s=body.timeout, trace=RequestTrace())
+    rows = await sandboxes.fork(sandbox_id, caller, count=body.count, timeout_s=body.timeout)
     return JSONResponse([{"sandbox": new_sandbox(row)} for row in rows], 201)
