@@ -13,7 +13,7 @@ from support.system import System
 CLIENTS = Path(__file__).parent / "clients"
 LOOP = ("asyncio_default_fixture_loop_scope=module", "asyncio_default_test_loop_scope=module", "asyncio_mode=auto")
 UNSUPPORTED = {"test_exec_as_user"}
-"""Checks that need another user than the one of the environment."""
+"""Checks that write to the system directories, which are read-only in `host`: this one adds a user."""
 MIN_CHECKS = 44
 
 pytestmark = pytest.mark.slow

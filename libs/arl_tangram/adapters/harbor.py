@@ -23,8 +23,6 @@ __all__ = ["HarborEnvironment", "HarborOptions"]
 DEFAULT_MEMORY_MIB = 2048
 DEFAULT_DISK_MIB = 4096
 MAX_TIMEOUT_S = 86400
-OWN_USERS = ("root", "0", "")
-"""Users that mean the one of the environment, because commands of Harbor run as root elsewhere."""
 
 
 class HarborOptions(EnvironmentOptions):  # type: ignore[misc]
@@ -129,13 +127,13 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
     ) -> ExecResult:
         """Run a shell command as one action. Raises `RuntimeError` after `timeout_sec`."""
         wanted = self._resolve_user(user)
-        if wanted is not None and str(wanted) not in OWN_USERS:
-            raise RuntimeError(f"Commands run as the user of the environment only, not as {wanted!r}")
+        options = {"user": str(wanted)} if wanted not in (None, "") else {}
         output = await self._sandbox().run(
             ["bash", "-c", command],
             cwd=cwd or self.task_env_config.workdir,
             env=self._merge_env(env) or {},
             timeout_s=float(timeout_sec or MAX_TIMEOUT_S),
+            **options,
         )
         if output.timed_out:
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")

@@ -16,7 +16,6 @@ from inspect_ai.util import (  # type: ignore[import-not-found]
     OutputLimitExceededError,
     SandboxEnvironment,
     SandboxEnvironmentLimits,
-    SandboxUserUnsupportedError,
     sandboxenv,
 )
 from pydantic import BaseModel, ConfigDict
@@ -112,10 +111,9 @@ class TangramSandbox(SandboxEnvironment):  # type: ignore[misc]
     ) -> ExecResult:
         """Run a command. Raises `TimeoutError`, `PermissionError` and `OutputLimitExceededError` as Inspect defines."""
         del timeout_retry, concurrency
-        if user is not None:
-            raise SandboxUserUnsupportedError(f"The sandbox tangram runs all commands as one user, not as {user!r}")
+        options = {"user": user} if user is not None else {}
         output = await self._programs.run(
-            cmd, cwd=cwd, stdin=input, env=env or {}, timeout_s=float(timeout or MAX_TIMEOUT_S)
+            cmd, cwd=cwd, stdin=input, env=env or {}, timeout_s=float(timeout or MAX_TIMEOUT_S), **options
         )
         if output.timed_out:
             raise TimeoutError(f"the command took longer than {timeout} s")

@@ -32,8 +32,6 @@ TIMED_OUT = 124
 MAX_TIMEOUT_S = 86400.0
 DEFAULT_TTL_S = 3600
 MIB_PER_GIB = 1024
-OWN_USERS = ("root", "0")
-"""Users that mean the one of the environment, because commands of NeMo Gym run as root elsewhere."""
 STATUSES = {
     EnvironmentState.LIVE: SandboxStatus.RUNNING,
     EnvironmentState.ENDING: SandboxStatus.STOPPED,
@@ -88,11 +86,14 @@ class TangramSandboxProvider:
         user: str | int | None = None,
     ) -> SandboxExecResult:
         """Run a shell command as one action. A timeout and an infrastructure error have an `error_type`."""
-        if user is not None and str(user) not in OWN_USERS:
-            raise ValueError(f"user: commands run as the user of the environment only, not as {user!r}")
+        options = {"user": str(user)} if user is not None else {}
         try:
             output = await _programs(handle).run(
-                ["/bin/sh", "-c", command], cwd=cwd, env=env or {}, timeout_s=float(timeout_s or MAX_TIMEOUT_S)
+                ["/bin/sh", "-c", command],
+                cwd=cwd,
+                env=env or {},
+                timeout_s=float(timeout_s or MAX_TIMEOUT_S),
+                **options,
             )
         except ActionFailed as error:
             return SandboxExecResult(None, str(error), SANDBOX_FAILED, "sandbox")
