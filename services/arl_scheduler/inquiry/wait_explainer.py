@@ -71,11 +71,10 @@ class WaitExplainer:
             raise NotFound(f"action {id} is not in the scheduler's queue")
         image = _missing_image(index, standing)
         found = explain(snapshot, standing.action, self._policy, blocked_by=_blocked_by(standing, image))
-        wait = _to_response(found, standing)
-        wait.trajectory = _step_position(index, id)
-        if wait.reason is not WaitReason.PULLING_IMAGE:
-            return ExplainResponse(node=found.node, wait=wait)
-        return ExplainResponse(node=None, wait=wait.model_copy(update={"image": image}))
+        is_pulling = found.reason is WaitReason.PULLING_IMAGE
+        about = {"trajectory": _step_position(index, id), "image": image if is_pulling else None}
+        wait = _to_response(found, standing).model_copy(update=about)
+        return ExplainResponse(node=None if is_pulling else found.node, wait=wait)
 
 
 def _not_leader_error() -> Unavailable:
