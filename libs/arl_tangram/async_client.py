@@ -5,7 +5,7 @@ import builtins
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 from uuid import UUID, uuid4
 
 from arl_tangram import batches, operations
@@ -58,6 +58,7 @@ class AsyncTangram(
     ) -> None:
         self._channel = AsyncHttpChannel(resolve_connection(url, api_key, cell=cell))
         self._retry_timeout_s = retry_timeout_s
+        self._cleanups: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,7 +69,9 @@ class AsyncTangram(
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections of this client."""
+        """Close the connections of this client, once cancelled runs are cancelled at the gateway."""
+        if self._cleanups:
+            await asyncio.wait(self._cleanups)
         await self._channel.close()
 
     async def submit(self, action: SubmitActionRequest | None = None, /, **options: Unpack[ExecOptions]) -> Action:
@@ -103,9 +106,7 @@ class AsyncTangram(
         try:
             return await running(wanted, key, wait_timeout_s)
         except asyncio.CancelledError:
-            with suppress(TangramError, TimeoutError):
-                async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                    await self._run(operations.cancel_submitted(wanted, retry_timeout_s=CANCEL_TIMEOUT_S, key=key))
+            await self._clean_up(operations.cancel_submitted(wanted, retry_timeout_s=CANCEL_TIMEOUT_S, key=key))
             raise
 
     async def _run_with_dedicated_wait(self, action: SubmitActionRequest, key: str, timeout_s: float | None) -> Action:
@@ -293,12 +294,23 @@ class AsyncTangram(
         try:
             return AsyncEnvironment(self, await self._run(with_timeout(creating, wait_timeout_s)))
         except (asyncio.CancelledError, Unavailable, TimeoutError):  # after a refusal there is none
+            await self._clean_up(
+                environment_operations.discard_environment(request, retry_timeout_s=CANCEL_TIMEOUT_S, key=key)
+            )
+            raise
+
+    async def _clean_up(self, operation: Operation[Any]) -> None:
+        """Run the operation to its end, also if the awaiting task is cancelled again, as anyio does at each await."""
+
+        async def run() -> None:
             with suppress(TangramError, TimeoutError):
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                    await self._run(
-                        environment_operations.discard_environment(request, retry_timeout_s=CANCEL_TIMEOUT_S, key=key)
-                    )
-            raise
+                    await self._run(operation)
+
+        task = asyncio.create_task(run())
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+        await asyncio.shield(task)
 
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: SdkResponse | None = None

@@ -36,10 +36,17 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def address(system: System) -> AsyncIterator[str]:
-    """The address of a server over HTTP. It has no key of its own."""
+    """The address of a server over HTTP."""
+    async with serving(system, "--task", "http") as address:
+        yield address
+
+
+@asynccontextmanager
+async def serving(system: System, *options: str) -> AsyncIterator[str]:
+    """Run a server over HTTP and yield its address. It has no key of its own."""
     [port] = free_ports(1)
     environment = variables(system) | {"TANGRAM_API_KEY": ""}
-    process = subprocess.Popen((*COMMAND, "--http", str(port), "--task", "http"), env=environment)
+    process = subprocess.Popen((*COMMAND, "--http", str(port), *options), env=environment)
 
     async def answers() -> bool:
         async with httpx.AsyncClient() as client:
@@ -105,6 +112,10 @@ async def environments_of(system: System, task: str, state: str = "live") -> lis
 async def actions_of(system: System, task: str) -> list[dict[str, Any]]:
     async with system.client() as api:
         return list((await api.get("/v1/actions", params={"task": task})).json()["items"])
+
+
+async def has_action(system: System, task: str, **fields: str) -> bool:
+    return any(fields.items() <= action.items() for action in await actions_of(system, task))
 
 
 @pytest.mark.parametrize("mode", [MODERN, LEGACY])
@@ -209,7 +220,36 @@ async def test_clients_without_sessions_share_the_environment_of_a_trajectory(sy
     assert environment["idle_ttl_s"] == 1800
 
 
-async def test_client_without_session_and_trajectory_is_told_what_to_do(address: str) -> None:
+async def test_ended_environment_of_a_trajectory_is_not_replaced_by_an_empty_one(system: System) -> None:
+    async with serving(system, "--task", "unused", "--idle-ttl-s", "1") as address:
+        async with over_http(f"{address}?trajectory=first") as client:
+            await call(client, "write_file", path="a", content="x")
+        async with over_http(f"{address}?trajectory=second") as other:
+
+            async def has_ended() -> bool:
+                await call(other, "run_command", command="true")
+                live = await environments_of(system, "unused")
+                return "first" not in {each["trajectory"] for each in live}
+
+            await eventually(has_ended, timeout_s=30)
+        async with over_http(f"{address}?trajectory=first") as client:
+            result = await client.call_tool("read_file", {"path": "a"})
+    assert result.is_error
+    assert "another name" in text_of(result)
+    assert result.structured_content is not None
+    assert result.structured_content["is_infrastructure"]
+
+
+async def test_cancelled_call_cancels_its_command(system: System) -> None:
+    async with over_stdio(system, "cancelled") as client:
+        calling = asyncio.create_task(client.call_tool("run_command", {"command": "sleep 60"}))
+        await eventually(lambda: has_action(system, "cancelled", state="running"))
+        calling.cancel()
+        await eventually(lambda: has_action(system, "cancelled", outcome="cancelled"))
+        assert "[exit code 0]" in await call(client, "run_command", command="true")
+
+
+async def test_server_explains_to_a_client_without_session_and_trajectory_what_to_do(address: str) -> None:
     async with over_http(address, mode="2026-07-28") as client:
         result = await client.call_tool("run_command", {"command": "true"})
     assert result.is_error

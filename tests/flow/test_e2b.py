@@ -70,7 +70,7 @@ async def test_command_streams_output_and_exit_code_and_is_one_action(sandbox: S
 
 async def test_command_and_files_belong_to_the_user_of_the_request(sandbox: Sandbox) -> None:
     assert output(await sandbox.run("id -u; echo $HOME $USER")) == "1000\n/workspace sandbox\n"
-    assert output(await sandbox.run("id -u; echo $HOME $USER; touch mine", user="root")) == "0\n/root root\n"
+    assert output(await sandbox.run("id -u; echo $HOME $USER; touch mine", user="root")) == "0\n/workspace root\n"
     written = await sandbox.envd.post("/files?path=/workspace/theirs&username=root", content=b"x", headers=BYTES)
     assert written.status_code == 200, written.text
     assert output(await sandbox.run("stat -c %u theirs; stat -c %u .; rm theirs; echo $?")) == "0\n1000\n0\n"

@@ -91,7 +91,8 @@ print(reached)
             tangram.end_trajectory("hostile", trajectory)
 
     def test_action_cannot_kill_the_agent(self, tangram: Tangram) -> None:
-        source = "import os, signal\nfor number in (9, 15, 19):\n    os.kill(1, number)\nprint('still here')"
+        source = "import os\nfor number in (9, 15, 19):\n"
+        source += "    try: os.kill(1, number)\n    except PermissionError: pass\nprint('still here')"
         action = tangram.run(task="hostile", trajectory="killer", source=source)
         assert (action.outcome, printed(action)) == (ActionOutcome.OK, "still here\n")
         tangram.end_trajectory("hostile", "killer")

@@ -24,29 +24,59 @@ from arl_tangram.operations import ActionFailed
 from arl_wire.actions.action import Action
 from arl_wire.validation import OutputStream
 
-__all__ = ["AsyncEnvironmentPrograms", "ProgramOutput", "in_directory"]
+__all__ = ["CUT_NOTE", "AsyncEnvironmentPrograms", "FileTransferError", "ProgramOutput", "in_directory"]
 
 SHELL = ("/bin/sh", "-c")
+# Programs of the scripts are never looked up in directories that a program of the environment may have put into PATH.
+_OWN_PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 _CHANGE_DIRECTORY = 'cd -- "$1" || exit 1; shift; exec "$@"'
-_READ_STDIN = 'exec < "$1" || exit 1; rm -f -- "$1"; shift; exec "$@"'
+_READ_STDIN = f'exec < "$1" || exit 1; {_OWN_PATH} rm -f -- "$1"; shift; exec "$@"'
 # The exit code is the errno of the failure; the first argument is the path. A small file is printed, so that nothing
 # stays in the working directory, where `git status` would show it.
-_READ = f"""[ -d "$1" ] && exit {errno.EISDIR}; [ -e "$1" ] || exit {errno.ENOENT}; [ -r "$1" ] || exit {errno.EACCES}
+_READ = f"""{_OWN_PATH}
+[ -d "$1" ] && exit {errno.EISDIR}; [ -e "$1" ] || exit {errno.ENOENT}; [ -r "$1" ] || exit {errno.EACCES}
 size=$(wc -c < "$1") || exit {errno.EIO}; [ "$size" -le "$3" ] || exit {errno.EFBIG}
 if [ "$size" -le "$4" ]; then exec cat < "$1"; fi
 cat < "$1" > "$2" || {{ rm -f -- "$2"; exit {errno.EIO}; }}; printf staged >&2"""
-_WRITE = f"""trap 'rm -f -- "$2"' EXIT; [ -d "$1" ] && exit {errno.EISDIR}
-case $1 in */*) mkdir -p -- "${{1%/*}}/" || exit {errno.EACCES};; esac
+_WRITE = f"""{_OWN_PATH}
+trap 'rm -f -- "$2"' EXIT; [ -d "$1" ] && exit {errno.EISDIR}
+case $1 in */*) mkdir -p -- "${{1%/*}}/" || exit {errno.EIO};; esac
 [ ! -e "$1" ] || [ -w "$1" ] || exit {errno.EACCES}
 cat < "$2" > "$1" || exit {errno.EIO}"""
-_COPY = 'mkdir -p -- "$2" && cp -R -- "$1/." "$2/"'
+_COPY = f'{_OWN_PATH}; mkdir -p -- "$2" && cp -R -- "$1/." "$2/"'
 _REMOVE = ("rm", "-rf", "--")
+_FILE_ERRORS = (errno.EISDIR, errno.ENOENT, errno.EACCES, errno.EFBIG)
+"""Exit codes of the scripts with their own meaning. Any other one is `EIO`."""
 FILE_TIMEOUT_S = 120.0
 MAX_INLINE_BYTES = 8 << 20
 """Bytes that an action carries as a file; larger files travel as an archive."""
 MAX_PRINTED_BYTES = 1 << 20
 """Bytes of its output that an action stores."""
 MAX_READ_BYTES = 100 << 20
+CUT_NOTE = "[only the first MiB of the output is stored]"
+
+
+class FileTransferError(OSError):
+    """A file inside the environment could not be read or written."""
+
+
+class MissingFile(FileTransferError, FileNotFoundError):
+    """The file does not exist."""
+
+
+class FileIsDirectory(FileTransferError, IsADirectoryError):
+    """The path is a directory."""
+
+
+class FileNotAccessible(FileTransferError, PermissionError):
+    """The user of the environment may not open the file."""
+
+
+_ERROR_TYPES: dict[int, type[FileTransferError]] = {
+    errno.ENOENT: MissingFile,
+    errno.EISDIR: FileIsDirectory,
+    errno.EACCES: FileNotAccessible,
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +101,26 @@ class ProgramOutput:
         if action.outcome is ActionOutcome.LIMIT_EXCEEDED:
             code = code or 1
         return cls(action, _bytes_of(result.stdout), _bytes_of(result.stderr), code)
+
+    @property
+    def has_run(self) -> bool:
+        """True if the program ran. It does not run if, for example, its user does not exist."""
+        result = self.action.result
+        return result is not None and (result.exit_code is not None or result.signal is not None)
+
+    @property
+    def reason(self) -> str:
+        """Why the program failed, in the words of the system; empty if it ended by itself."""
+        failed = self.exit_code or self.action.outcome is not ActionOutcome.OK
+        return (self.action.message or self.action.reason or "") if failed else ""
+
+    def stderr_with_reason(self) -> str:
+        """Return stderr, and on lines of their own that it is cut and why the program failed."""
+        notes = [CUT_NOTE] if self.truncated else []
+        notes += [self.reason] if self.reason else []
+        text = self.stderr.decode(errors="replace")
+        separator = "\n" if notes and text and not text.endswith("\n") else ""
+        return text + separator + "".join(f"{note}\n" for note in notes)
 
     @property
     def timed_out(self) -> bool:
@@ -120,8 +170,10 @@ class AsyncEnvironmentPrograms:
         argv = [*SHELL, _READ, "sh", _as_argument(path), staged, str(max_bytes), str(MAX_PRINTED_BYTES)]
         options = {**self._options, "timeout_s": FILE_TIMEOUT_S}
         output = ProgramOutput.of(await self.environment.run(argv=argv, **options))
-        _raise_os_error(output, path)
+        _raise_file_error(output, path)
         if output.stderr != b"staged":
+            if output.truncated:
+                raise FileTransferError(errno.EIO, "the file grew while it was read", path)
             return output.stdout
         try:
             with tempfile.TemporaryDirectory(prefix="tangram-") as directory:
@@ -135,7 +187,7 @@ class AsyncEnvironmentPrograms:
         options: dict[str, Any] = {**self._options, "timeout_s": FILE_TIMEOUT_S}
         staged = await self._stage(content, options)
         argv = [*SHELL, _WRITE, "sh", _as_argument(path), staged]
-        _raise_os_error(ProgramOutput.of(await self.environment.run(argv=argv, **options)), path)
+        _raise_file_error(ProgramOutput.of(await self.environment.run(argv=argv, **options)), path)
 
     async def upload_directory(self, source: Path | str, target: str) -> None:
         """Copy a local directory into the directory `target`, which is created. The template needs `cp`."""
@@ -156,8 +208,7 @@ class AsyncEnvironmentPrograms:
         script = f'{_COPY}; code=$?; shift 2; {" ".join(_REMOVE)} "$@"; exit $code'
         argv = [*SHELL, script, "sh", _as_argument(source), _as_argument(target), *removed]
         output = ProgramOutput.of(await self.environment.run(argv=argv, timeout_s=FILE_TIMEOUT_S, **self._options))
-        if output.exit_code:
-            raise OSError(errno.EIO, output.stderr.decode(errors="replace").strip(), source)
+        _raise_file_error(output, source)
 
     async def _stage(self, content: bytes, options: dict[str, Any]) -> str:
         """Put the content under a new name into the working directory: with the next action, or now if it is large."""
@@ -180,14 +231,16 @@ def in_directory(argv: Sequence[str], cwd: str | None) -> list[str]:
     return [*SHELL, _CHANGE_DIRECTORY, "sh", cwd, *argv] if cwd else list(argv)
 
 
-def _raise_os_error(output: ProgramOutput, path: str) -> None:
+def _raise_file_error(output: ProgramOutput, path: str) -> None:
+    """Raise the error that the exit code of a script means. A script that was ended or did not run gives `EIO`."""
+    if not output.exit_code and not output.timed_out:
+        return
+    said = output.reason or output.stderr.decode(errors="replace").strip()
     if output.timed_out:
-        raise TimeoutError(f"the transfer of {path!r} took longer than {FILE_TIMEOUT_S:.0f} s")
-    if output.exit_code:
-        said = output.stderr.decode(errors="replace").strip()
-        known = output.exit_code in errno.errorcode
-        code = output.exit_code if known else errno.EIO
-        raise OSError(code, os.strerror(code) if code != errno.EIO or not said else said, path)
+        said = f"the transfer took longer than {FILE_TIMEOUT_S:.0f} s"
+    is_own = output.action.outcome is ActionOutcome.USER_ERROR and output.exit_code in _FILE_ERRORS
+    code = output.exit_code if is_own and output.has_run else errno.EIO
+    raise _ERROR_TYPES.get(code, FileTransferError)(code, os.strerror(code) if is_own or not said else said, path)
 
 
 def _as_argument(path: str) -> str:

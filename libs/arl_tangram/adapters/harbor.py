@@ -1,11 +1,13 @@
 """Harbor: an environment class for `harbor run --env arl_tangram.adapters.harbor:HarborEnvironment`.
 
 A task needs `docker_image` in `[environment]`, or the option `template` (`--ek template=NAME`): nothing is built from a
-Dockerfile. An infrastructure error is raised, so that the trial has an exception and no reward.
+Dockerfile. An infrastructure error is raised as `RuntimeRequestError`, so the trial has an exception and no reward.
 """
 
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from harbor.environments.base import BaseEnvironment, ExecResult  # type: ignore[import-not-found]
 from harbor.environments.capabilities import (  # type: ignore[import-not-found]
@@ -16,13 +18,45 @@ from harbor.environments.options import EnvironmentOptions  # type: ignore[impor
 
 from arl_tangram.adapters.environment_programs import AsyncEnvironmentPrograms
 from arl_tangram.async_client import AsyncTangram
-from arl_wire.errors import Conflict, NotFound
+from arl_tangram.operations import ActionFailed
+from arl_wire.errors import Conflict, NotFound, TangramError
 
 __all__ = ["HarborEnvironment", "HarborOptions"]
 
 DEFAULT_MEMORY_MIB = 2048
 DEFAULT_DISK_MIB = 4096
 MAX_TIMEOUT_S = 86400
+
+
+class RuntimeRequestError(RuntimeError):
+    """A failure of the infrastructure.
+
+    Harbor decides by the name of an exception class. It retries a trial with this one, and neither grades it nor counts
+    its reward. After an exception of an unknown class, it grades the trial.
+    """
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _report_infrastructure(
+    method: Callable[Parameters, Awaitable[Result]],
+) -> Callable[Parameters, Coroutine[Any, Any, Result]]:
+    """Raise infrastructure errors as `RuntimeRequestError`."""
+
+    @wraps(method)
+    async def reporting(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return await method(*args, **kwargs)
+        except ActionFailed as error:
+            raise RuntimeRequestError(str(error)) from error
+        except TangramError as error:
+            if error.status < 500 and not isinstance(error, (Conflict, NotFound)):
+                raise
+            raise RuntimeRequestError(f"{error.code}: {error.detail}") from error
+
+    return reporting
 
 
 class HarborOptions(EnvironmentOptions):  # type: ignore[misc]
@@ -81,6 +115,7 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
         chosen: str | None = self.options.template or self.task_env_config.docker_image
         return chosen
 
+    @_report_infrastructure
     async def start(self, force_build: bool) -> None:
         """Create the environment and the directories of Harbor. A build is never needed."""
         del force_build
@@ -98,7 +133,8 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
             "env": self._startup_env(),
         }
         environment = await self._client.environment(**given)
-        self._programs = AsyncEnvironmentPrograms(environment, cpu=float(self._effective_cpus or 1))
+        cores = float(self._effective_cpus or 1)
+        self._programs = AsyncEnvironmentPrograms(environment, cpu=(cores, cores))
         created = await self.ensure_dirs(self._mount_targets(writable_only=True))
         if created is not None and created.return_code != 0:
             raise RuntimeError(f"The directories of Harbor cannot be created in the image: {created.stderr}")
@@ -117,6 +153,7 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
             if client is not None:
                 await client.close()
 
+    @_report_infrastructure
     async def exec(
         self,
         command: str,
@@ -135,14 +172,14 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
             timeout_s=float(timeout_sec or MAX_TIMEOUT_S),
             **options,
         )
+        if options and not output.has_run:
+            raise RuntimeRequestError(output.reason)
         if output.timed_out:
-            raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
-        stdout, stderr = (stream.decode(errors="replace") for stream in (output.stdout, output.stderr))
-        if output.truncated:
-            stderr += "\n[only the first MiB of the output is stored]\n"
-        reason = output.action.message or output.action.reason
-        return ExecResult(stdout=stdout, stderr=f"{stderr}{reason or ''}", return_code=output.exit_code)
+            raise RuntimeError(f"Command timed out after {timeout_sec or MAX_TIMEOUT_S} seconds")
+        stdout = output.stdout.decode(errors="replace")
+        return ExecResult(stdout=stdout, stderr=output.stderr_with_reason(), return_code=output.exit_code)
 
+    @_report_infrastructure
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Copy a local file into the environment."""
         source = Path(source_path)
@@ -150,16 +187,19 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
         mode = f"{source.stat().st_mode & 0o777:o}"
         await self._sandbox().run(["chmod", mode, target_path], timeout_s=60)
 
+    @_report_infrastructure
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy the content of a local directory into a directory of the environment."""
         await self._sandbox().upload_directory(source_dir, target_dir)
 
+    @_report_infrastructure
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copy a file of the environment to this machine."""
         content = await self._sandbox().read(source_path)
         Path(target_path).parent.mkdir(parents=True, exist_ok=True)
         Path(target_path).write_bytes(content)
 
+    @_report_infrastructure
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy the content of a directory of the environment into a local directory."""
         await self._sandbox().download_directory(source_dir, target_dir)

@@ -16,11 +16,12 @@ from inspect_ai.util import (  # type: ignore[import-not-found]
     OutputLimitExceededError,
     SandboxEnvironment,
     SandboxEnvironmentLimits,
+    SandboxUserUnsupportedError,
     sandboxenv,
 )
 from pydantic import BaseModel, ConfigDict
 
-from arl_tangram.adapters.environment_programs import AsyncEnvironmentPrograms, ProgramOutput
+from arl_tangram.adapters.environment_programs import AsyncEnvironmentPrograms
 from arl_tangram.async_client import AsyncTangram
 
 __all__ = ["TangramSandbox", "TangramSandboxConfig"]
@@ -115,14 +116,16 @@ class TangramSandbox(SandboxEnvironment):  # type: ignore[misc]
         output = await self._programs.run(
             cmd, cwd=cwd, stdin=input, env=env or {}, timeout_s=float(timeout or MAX_TIMEOUT_S), **options
         )
+        if user is not None and not output.has_run:
+            raise SandboxUserUnsupportedError(output.reason)
         if output.timed_out:
-            raise TimeoutError(f"the command took longer than {timeout} s")
+            raise TimeoutError(f"the command took longer than {timeout or MAX_TIMEOUT_S:g} s")
         stdout, stderr = _text(output.stdout), _text(output.stderr)
         if output.exit_code == NOT_EXECUTABLE:
             raise PermissionError(errno.EACCES, output.action.message or stderr.strip(), cmd[0])
         if output.truncated:
             raise OutputLimitExceededError(OUTPUT_LIMIT, f"{stdout}{stderr}")
-        return ExecResult(output.exit_code == 0, output.exit_code, stdout, _with_reason(output, stderr))
+        return ExecResult(output.exit_code == 0, output.exit_code, stdout, output.stderr_with_reason())
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file and create its parent directories. Raises the errors that Inspect defines."""
@@ -154,9 +157,3 @@ def _parse_config(config: BaseModel | str | None) -> TangramSandboxConfig:
 
 def _text(content: bytes) -> str:
     return content.decode(errors="replace")
-
-
-def _with_reason(output: ProgramOutput, stderr: str) -> str:
-    """Return stderr, and the reason of an outcome that no program printed, such as a limit or a missing program."""
-    said = output.action.message or output.action.reason
-    return f"{stderr}{said}\n" if output.exit_code and said else stderr

@@ -16,7 +16,7 @@ from minisweagent.exceptions import Submitted  # type: ignore[import-not-found]
 from pydantic import BaseModel, ConfigDict
 
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.adapters.environment_programs import ProgramOutput, in_directory
+from arl_tangram.adapters.environment_programs import CUT_NOTE, ProgramOutput, in_directory
 from arl_tangram.client import Tangram
 from arl_tangram.environment_handles import Environment
 
@@ -67,7 +67,11 @@ class TangramEnvironment:
         self._client = Tangram(self.config.url)
         names = ("task", "trajectory", "template", "memory_mib", "disk_mib", "pids", "env", "idle_ttl_s")
         given: dict[str, Any] = {name: getattr(self.config, name) for name in names}
-        self._environment: Environment | None = self._client.environment(**given)
+        try:
+            self._environment: Environment | None = self._client.environment(**given)
+        except BaseException:
+            self._client.close()
+            raise
         self.environment_id = self._environment.id
         self._uname = self._read_uname()
 
@@ -79,8 +83,10 @@ class TangramEnvironment:
             timeout_s=timeout or self.config.timeout,
             cpu=self.config.cpu,
         )
-        output = _observation(ProgramOutput.of(run))
-        _raise_if_submitted(output)
+        ended = ProgramOutput.of(run)
+        output = _observation(ended)
+        if not ended.truncated:
+            _raise_if_submitted(output)
         return output
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
@@ -126,6 +132,8 @@ def _observation(output: ProgramOutput) -> dict[str, Any]:
         "returncode": output.exit_code,
         "exception_info": "",
     }
+    if output.truncated:
+        found["output"] += f"\n{CUT_NOTE}\n"
     if action.outcome in (ActionOutcome.USER_TIMEOUT, ActionOutcome.LIMIT_EXCEEDED):
         found["returncode"] = NOT_FINISHED
         reason = action.message or action.reason

@@ -101,11 +101,12 @@ class TangramSandboxProvider:
             if error.status < 500 and not isinstance(error, (Conflict, NotFound)):
                 raise
             return SandboxExecResult(None, f"{error.code}: {error.detail}", SANDBOX_FAILED, "sandbox")
-        stdout, stderr = (stream.decode(errors="replace") for stream in (output.stdout, output.stderr))
+        if user is not None and not output.has_run:
+            return SandboxExecResult(None, output.reason, SANDBOX_FAILED, "sandbox")
+        stdout, stderr = output.stdout.decode(errors="replace"), output.stderr_with_reason()
         if output.timed_out:
             return SandboxExecResult(stdout, stderr, TIMED_OUT, "timeout")
-        reason = output.action.message or output.action.reason
-        return SandboxExecResult(stdout, f"{stderr}{reason or ''}", output.exit_code)
+        return SandboxExecResult(stdout, stderr, output.exit_code)
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         """Copy a local file into the environment."""

@@ -3,7 +3,8 @@
 import json
 from base64 import b64decode, b64encode
 from binascii import Error as InvalidBase64
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import wraps
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, ParamSpec
@@ -17,7 +18,7 @@ from mcp_types import METHOD_NOT_FOUND, CallToolResult, TextContent, ToolAnnotat
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import AnyHttpUrl, BaseModel, Field
 
-from arl_tangram.adapters.environment_programs import AsyncEnvironmentPrograms, ProgramOutput
+from arl_tangram.adapters.environment_programs import AsyncEnvironmentPrograms, FileTransferError, ProgramOutput
 from arl_tangram.mcp_server.sessions import ApiKeyVerifier, McpOptions, McpSessions, trajectory_in_address
 from arl_tangram.operations import ActionFailed
 from arl_wire.actions.action import Action
@@ -112,9 +113,9 @@ def _add_program_tools(server: MCPServer[McpSessions], options: McpOptions) -> N
         context: Context[McpSessions], command: Command, cwd: Directory = "", timeout_s: RunSeconds = None
     ) -> Annotated[CallToolResult, CommandResult]:
         """Run a shell command in the sandbox and return its output and exit code."""
-        programs = await _programs(context)
         argv = [options.shell, "-c", command]
-        return _command_result(await programs.run(argv, cwd=cwd, timeout_s=timeout_s or options.timeout_s))
+        async with _programs(context) as programs:
+            return _command_result(await programs.run(argv, cwd=cwd, timeout_s=timeout_s or options.timeout_s))
 
     @server.tool()
     @_report_failures
@@ -122,10 +123,10 @@ def _add_program_tools(server: MCPServer[McpSessions], options: McpOptions) -> N
         context: Context[McpSessions], source: Source, timeout_s: RunSeconds = None
     ) -> Annotated[CallToolResult, CommandResult]:
         """Run a Python program in the sandbox and return what it prints."""
-        programs = await _programs(context)
-        action = await programs.environment.run(
-            source=source, cpu=options.cpu, timeout_s=timeout_s or options.timeout_s
-        )
+        async with _programs(context) as programs:
+            action = await programs.environment.run(
+                source=source, cpu=options.cpu, timeout_s=timeout_s or options.timeout_s
+            )
         return _command_result(ProgramOutput.of(action))
 
 
@@ -136,7 +137,8 @@ def _add_file_tools(server: MCPServer[McpSessions]) -> None:
         context: Context[McpSessions], path: FilePath, encoding: FileEncoding = "utf-8"
     ) -> CallToolResult:
         """Return the content of a file in the sandbox."""
-        content = await (await _programs(context)).read(path)
+        async with _programs(context) as programs:
+            content = await programs.read(path)
         if encoding == "base64":
             return _text_result(b64encode(content).decode())
         try:
@@ -154,7 +156,8 @@ def _add_file_tools(server: MCPServer[McpSessions]) -> None:
             data = content.encode() if encoding == "utf-8" else b64decode(content, validate=True)
         except InvalidBase64 as error:
             raise ToolError(f"content: not base64: {error}") from None
-        await (await _programs(context)).write(path, data)
+        async with _programs(context) as programs:
+            await programs.write(path, data)
         return _text_result(f"{len(data)} bytes written to {path}")
 
     @server.tool(annotations=ToolAnnotations(read_only_hint=True))
@@ -165,7 +168,8 @@ def _add_file_tools(server: MCPServer[McpSessions]) -> None:
         recursive: bool = False,
     ) -> CallToolResult:
         """List the files below the working directory of the sandbox: type, size in bytes and path, one a line."""
-        found = await (await _programs(context)).environment.files.list(path, recursive=recursive)
+        async with _programs(context) as programs:
+            found = await programs.environment.files.list(path, recursive=recursive)
         lines = (f"{entry.type.value} {entry.size} {json.dumps(entry.path, ensure_ascii=False)}" for entry in found)
         return _text_result("\n".join(lines))
 
@@ -186,15 +190,21 @@ def _report_failures(
             if error.status >= 500 or isinstance(error, (Conflict, NotFound)):
                 return _failure_result(error.code, error.detail, None)
             raise ToolError(f"{error.code}: {error.detail}") from error
-        except OSError as error:
+        except FileTransferError as error:
             raise ToolError(str(error)) from error
+        except OSError as error:  # of this machine, such as a full disk
+            return _failure_result("internal", str(error), None)
 
     return reporting
 
 
-async def _programs(context: Context[McpSessions]) -> AsyncEnvironmentPrograms:
+@asynccontextmanager
+async def _programs(context: Context[McpSessions]) -> AsyncIterator[AsyncEnvironmentPrograms]:
+    """Provide the environment of the session, which stays open meanwhile."""
     request = context.request_context
-    return await (await request.lifespan_context.session_of(request)).programs()
+    session = await request.lifespan_context.session_of(request)
+    with session.call():
+        yield await session.programs()
 
 
 def _command_result(output: ProgramOutput) -> CallToolResult:

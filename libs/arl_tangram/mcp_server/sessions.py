@@ -6,8 +6,8 @@ versions from 2026 on have no sessions over HTTP, so their clients name a trajec
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -21,7 +21,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from arl_tangram.adapters.environment_programs import AsyncEnvironmentPrograms
 from arl_tangram.async_client import AsyncTangram
-from arl_wire.errors import TangramError, Unauthenticated
+from arl_wire.errors import Conflict, TangramError, Unauthenticated
 
 __all__ = ["ApiKeyVerifier", "McpOptions", "McpSessions", "ToolSession", "trajectory_in_address"]
 
@@ -30,6 +30,10 @@ VERIFY_RETRY_S = 2.0
 VERIFIED_S = 60.0
 """Seconds for which a key that the gateway accepted is not checked again. Each call sends the key to the gateway."""
 MAX_VERIFIED_KEYS = 1000
+CLOSE_TIMEOUT_S = 4.0
+"""Seconds to end an environment. `mcp` waits for 5 s at the end of a connection."""
+MAX_ENDED = 10_000
+"""Trajectories without an environment that are remembered, the latest ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +62,25 @@ class ToolSession:
         self._trajectory = trajectory
         self._creating = asyncio.Lock()
         self._programs: AsyncEnvironmentPrograms | None = None
-        self.used_at = time.monotonic()
+        self._calls = 0
+        self._used_at = time.monotonic()
+
+    def is_unused(self, *, since: float) -> bool:
+        """Return True if no call runs and none has run since this monotonic time."""
+        return self._calls == 0 and self._used_at < since
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Count a tool call, so that the session stays open during it."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._used_at = time.monotonic()
 
     async def programs(self) -> AsyncEnvironmentPrograms:
         """Return the environment, which exists afterwards. Raises the errors of its creation."""
-        self.used_at = time.monotonic()
         async with self._creating:
             if self._programs is None:
                 names = ("task", "template", "memory_mib", "disk_mib", "idle_ttl_s")
@@ -73,10 +91,13 @@ class ToolSession:
 
     async def close(self) -> None:
         """End the environment, if there is one. If the gateway does not answer, it ends after `idle_ttl_s`."""
-        if self._programs is not None:
-            with suppress(TangramError):
-                await self._programs.environment.end()
-        await self._client.close()
+        try:
+            if self._programs is not None:
+                with suppress(TangramError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await self._programs.environment.end()
+        finally:
+            await self._client.close()
 
 
 class McpSessions:
@@ -88,6 +109,8 @@ class McpSessions:
         self._api_key = api_key
         self._options = options
         self._named: dict[tuple[str, str], ToolSession] = {}
+        self._ended: dict[tuple[str, str], None] = {}
+        """Named trajectories whose environments ended after `idle_ttl_s` without a call."""
         self._own: ToolSession | None = None
 
     @asynccontextmanager
@@ -126,6 +149,11 @@ class McpSessions:
             )
         await self._close_unused()
         key = (token.client_id, trajectory)
+        if key in self._ended:
+            raise Conflict(
+                f"the environment of trajectory {trajectory} ended after {self._options.idle_ttl_s} s without a call:"
+                " begin with another name"
+            )
         if key not in self._named:
             self._named[key] = self._open(token.token, trajectory)
         return self._named[key]
@@ -133,7 +161,10 @@ class McpSessions:
     async def _close_unused(self) -> None:
         """Forget sessions whose environments have ended after `idle_ttl_s` without a call."""
         oldest = time.monotonic() - self._options.idle_ttl_s
-        unused = [key for key, session in self._named.items() if session.used_at < oldest]
+        unused = [key for key, session in self._named.items() if session.is_unused(since=oldest)]
+        self._ended |= dict.fromkeys(unused)
+        for key in list(self._ended)[:-MAX_ENDED]:
+            del self._ended[key]
         await asyncio.gather(*(self._named.pop(key).close() for key in unused))
 
     def _open(self, api_key: str | None, trajectory: str | None) -> ToolSession:

@@ -202,7 +202,8 @@ def _run_driver(settings: LauncherSettings, driver: IsolationDriver, fallback_re
         cgroup_tree=tree,
         driver=driver,
         first_host_id=first_host_id,
-        id_ranges=open_id_ranges(suffix) if driver.has_zygote_namespaces else None,
+        # Without a cgroup, a limit of processes counts for each user, and root inside is all users.
+        id_ranges=open_id_ranges() if driver.has_zygote_namespaces and tree is not None else None,
         work_dir=work_dir,
         base_prefix=os.path.realpath(sys.base_prefix),
         agent_kind=settings.agent if program is not None else native.PYTHON,

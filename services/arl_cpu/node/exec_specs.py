@@ -14,7 +14,7 @@ from arl_store.tx import Row
 from arl_wire.internal.node import GrantPayload
 from arl_wire.reward_services.kinds import VERIFIERS
 
-__all__ = ["allocation_from_grant", "exec_spec_from_row", "refusal_report", "sharing_from_row"]
+__all__ = ["allocation_from_grant", "exec_spec_from_row", "missing_users_report", "refusal_report", "sharing_from_row"]
 
 
 def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | None:
@@ -52,6 +52,14 @@ def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | N
         message = f"this node does not enforce {', '.join(sorted(missing))}"
         return ExecutionReport(fence=fence, outcome="infra_error", reason="not_enforced", message=message)
     return None
+
+
+def missing_users_report(spec: ExecSpec, *, enforced: frozenset[str] | set[str]) -> ExecutionReport | None:
+    """Return the report of an action that names a user on a node whose environments have one user."""
+    if spec.user is None or "users" in enforced:
+        return None
+    message = f"user {spec.user!r}: environments of this node have one user, as `users` of `tangram doctor` explains"
+    return ExecutionReport(fence=spec.fence, outcome="infra_error", reason="not_enforced", message=message)
 
 
 def sharing_from_row(row: Row) -> CpuSharing | None:

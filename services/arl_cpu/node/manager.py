@@ -25,10 +25,9 @@ from arl_cpu.contract.executor import (
 )
 from arl_cpu.contract.launcher_protocol import decode_report, encode_report
 from arl_cpu.images.node_images import NodeImages
-from arl_cpu.node import repository
+from arl_cpu.node import exec_specs, repository
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
 from arl_cpu.node.attempt_resizer import AttemptResizer
-from arl_cpu.node.exec_specs import allocation_from_grant, exec_spec_from_row, refusal_report, sharing_from_row
 from arl_cpu.node.inventory import TemplateInventory, node_capacity, node_row, read_numa_nodes, usable_cores
 from arl_cpu.node.metrics import CpuMetrics
 from arl_cpu.node.shared_cores import SharedCores
@@ -161,7 +160,7 @@ class CpuManager:
 
     def allocate(self, grant: GrantPayload) -> bool:
         """Allocate the resources of a grant. Return False if they do not fit."""
-        return self._allocations.allocate(allocation_from_grant(grant))
+        return self._allocations.allocate(exec_specs.allocation_from_grant(grant))
 
     def release(self, fence: Fence) -> None:
         """Release the allocation of an attempt. A second call is harmless."""
@@ -208,7 +207,7 @@ class CpuManager:
 
     def _prepare(self, row: Row, attempt: AttemptAllocation) -> ExecSpec | None:
         """Return None if nothing is to be started: the attempt is refused or waits for its transfer."""
-        refused = refusal_report(row, enforced=self._enforced)
+        refused = exec_specs.refusal_report(row, enforced=self._enforced)
         if refused is not None:
             self.transfers.refuse(refused)
             self._settle_in_background(refused)
@@ -216,8 +215,11 @@ class CpuManager:
         if row.kind == "environment.transfer":
             self.transfers.start(attempt.fence, row.environment_id)
             return None
-        sharing = sharing_from_row(row) if not self._settings.has_pods else None
-        spec = exec_spec_from_row(row, attempt, self._allocations.assign_cores(attempt, sharing), sharing)
+        sharing = exec_specs.sharing_from_row(row) if not self._settings.has_pods else None
+        spec = exec_specs.exec_spec_from_row(row, attempt, self._allocations.assign_cores(attempt, sharing), sharing)
+        if (refused := exec_specs.missing_users_report(spec, enforced=self._enforced)) is not None:
+            self._settle_in_background(refused)
+            return None
         self.snapshots.expect_restore(row)
         return spec
 
@@ -383,7 +385,7 @@ class CpuManager:
 
     def _readopt(self, row: Mapping[str, Any], running: RunningAttempt | None) -> None:
         """Readopt an attempt with the executor's amounts: the row of a confirmed shrink may not be written yet."""
-        attempt = allocation_from_grant(grant_of(row))
+        attempt = exec_specs.allocation_from_grant(grant_of(row))
         if running is not None:
             amounts = {**attempt.resources, "cpu_milli": running.cpu_milli}
             attempt = replace(attempt, resources=amounts, resize_seq=running.amounts_seq)

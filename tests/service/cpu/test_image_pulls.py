@@ -27,7 +27,7 @@ from arl_cpu.images.pull_messages import (
 from arl_cpu.images.puller import DOWNLOADS
 from arl_cpu.templates.oci_image import ARCHITECTURES
 from arl_cpu.templates.template import Template
-from arl_cpu.templates.template_store import LAYER_TREE, TemplateStore
+from arl_cpu.templates.template_store import LAYER_TREE, TemplateStore, keeps_owners
 from support.images import a_layer, a_symlink, member
 from support.registry import Registry, a_proxy, a_registry
 
@@ -242,12 +242,14 @@ class TestRefusedImages:
         assert "blocked by another entry" in failure(store, registry.host, "links:1").message
         assert not (tmp_path / "escaped").exists()
 
-    def test_devices_and_set_uid_bits_are_dropped(self, registry: Registry, store: TemplateStore) -> None:
+    def test_devices_are_dropped_and_set_uid_bits_only_without_users(
+        self, registry: Registry, store: TemplateStore
+    ) -> None:
         device = member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)
         registry.push("devices:1", [a_layer(device, member("su", "x", mode=0o4755))])
         (tree,) = trees(store, pulled(store, registry.host, "devices:1"))
         assert [path.name for path in tree.iterdir()] == ["su"]
-        assert stat.S_IMODE((tree / "su").stat().st_mode) == 0o755
+        assert stat.S_IMODE((tree / "su").stat().st_mode) == (0o4755 if keeps_owners() else 0o755)
 
     def test_registry_that_the_operator_did_not_name_is_refused(
         self, registry: Registry, store: TemplateStore, tmp_path: Path

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from arl_cpu.launcher.isolation.users import SandboxUser
+from arl_cpu.launcher.isolation.users import SandboxUser, acting_as
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.syscalls import open_beneath
 
@@ -34,7 +34,8 @@ class AgentWorkspace:
             if not os.path.isdir(self._root):
                 note = self._make_again(user)
             elif not (found := os.stat(self._root)).st_mode & stat.S_IXUSR and found.st_uid == _uid_of(user):
-                os.chmod(self._root, stat.S_IMODE(found.st_mode) | stat.S_IRWXU)
+                with acting_as(user):
+                    os.chmod(self._root, stat.S_IMODE(found.st_mode) | stat.S_IRWXU)
                 note = "the working directory could not be entered; its owner has all permissions again"
             directory = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -46,7 +47,8 @@ class AgentWorkspace:
     def _make_again(self, user: SandboxUser | None) -> str:
         if os.path.lexists(self._root):
             os.rename(self._root, f"{self._root}.replaced")
-        os.makedirs(self._root, exist_ok=True)
+        os.makedirs(os.path.dirname(self._root), exist_ok=True)
+        os.mkdir(self._root)  # fails if a program was faster: the owner of its directory must not change
         if user is not None:
             os.chown(self._root, user.uid, user.gid, follow_symlinks=False)
         return "the working directory was missing and was created again, empty"

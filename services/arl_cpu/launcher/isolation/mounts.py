@@ -30,9 +30,6 @@ WORKSPACE = "/workspace"
 _WRITE_AREA = "/tmp"  # noqa: S108  # inside
 WRITABLE_PATHS = {"workspace": WORKSPACE, "shm": "/dev/shm", "var": "/var/tmp", "mnt": "/mnt", "tmp": _WRITE_AREA}  # noqa: S108
 """Mount point by part of the write area."""
-ROOT_HOME = "/root"
-"""Writable if the environment has users."""
-_MODES = {WORKSPACE: 0o755, ROOT_HOME: 0o700}
 _ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
 SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_PATHS = (
@@ -53,7 +50,7 @@ ETC_PATHS = (
     "ssl/openssl.cnf",
 )
 GENERATED_FILES = {
-    "etc/passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
+    "etc/passwd": f"root:x:0:0:root:{WORKSPACE}:/usr/sbin/nologin\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
     "sandbox:x:1000:1000::/workspace:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\nusers:x:100:\nsandbox:x:1000:\nnogroup:x:65534:\n",
     **system_files.NETWORK_FILES,
@@ -141,10 +138,9 @@ def mount_write_area(setup: AgentSetup) -> None:
     options = write_area_options(setup)
     syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
     files = {}
-    places = WRITABLE_PATHS if setup.user is None else {"root": ROOT_HOME, **WRITABLE_PATHS}
-    for name, place in places.items():
+    for name, place in WRITABLE_PATHS.items():
         os.mkdir(f"{_WRITE_AREA}/{name}")
-        os.chmod(f"{_WRITE_AREA}/{name}", _MODES.get(place, 0o1777))
+        os.chmod(f"{_WRITE_AREA}/{name}", 0o755 if place == WORKSPACE else 0o1777)
         files[place] = os.open(f"{_WRITE_AREA}/{name}", os.O_PATH | os.O_CLOEXEC)
     # The mount point of the area itself is the last entry; after it only the parts are visible.
     for place, file in files.items():

@@ -133,3 +133,5 @@ def _make_mount_point(name: str) -> None:
     except FileNotFoundError:
         pass
     os.mkdir(path)
+    if name == "tmp":
+        os.chmod(path, 0o1777)  # noqa: S103 - all users of the environment write there

@@ -140,7 +140,7 @@ def install_default_filter(*, has_cgroup: bool) -> None:
 
 
 def install_filter(code: bytes) -> None:
-    """Install a BPF filter for this process and its descendants. Requires no_new_privs."""
+    """Install a BPF filter for this process and its descendants. Requires no_new_privs or CAP_SYS_ADMIN."""
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)

@@ -1,12 +1,13 @@
-"""Ranges of host ids, one for each living environment. No two launchers of a machine use the same range.
+"""Ranges of host ids, one for each living environment. No two launchers that share `/run` use the same range.
 
 The ranges are grouped into blocks. A launcher takes a block by a lock on a file of `/run`, which the kernel releases
-when the launcher ends.
+when the launcher ends. It begins at a random block, so launchers of different containers rarely choose the same one.
 """
 
 import fcntl
 import heapq
 import os
+import secrets
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -72,9 +73,9 @@ class IdRanges:
         return False
 
 
-def open_id_ranges(first_block: int, locks: Path = _LOCKS) -> IdRanges | None:
+def open_id_ranges() -> IdRanges | None:
     """Return the ranges, or None if this machine or this process cannot map them."""
-    return IdRanges(locks, first_block) if can_map_ranges(locks) else None
+    return IdRanges(_LOCKS, secrets.randbelow(_BLOCKS)) if can_map_ranges() else None
 
 
 @cache

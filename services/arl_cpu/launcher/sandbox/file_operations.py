@@ -87,8 +87,7 @@ class FileOperationRunner:
     def _full_scope(self, sandbox: Sandbox) -> dict[str, Any]:
         """Return the directory that contains all writable files, and the parts of it to process."""
         root = "/" if self._host.driver.dies_with_init else str(sandbox.work_dir)
-        writable = (*_WRITABLE_DIRECTORIES, *(("root",) if sandbox.has_users else ()))
-        only = writable if sandbox.template_digest is None else None
+        only = _WRITABLE_DIRECTORIES if sandbox.template_digest is None else None
         return {"workspace": root, "whole": True, "only": only, "digest": sandbox.template_digest}
 
     def _sandbox_parameters(self, sandbox: Sandbox, disk_mib: int) -> dict[str, Any]:

@@ -46,11 +46,13 @@ class Sandbox:
         None.
         """
         self._mounts: int | None = None
-        self._first_id = host.id_ranges.take() if host.id_ranges is not None else None
         self.number = host.take_number()
+        self._first_id: int | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = PacketChannel(ours)
         try:
+            if host.id_ranges is not None:
+                self._first_id = host.id_ranges.take()
             if host.cgroup_tree is not None:
                 self.cgroup = host.cgroup_tree.make(self.name)
             join_files, has_range = self.cgroup.join_files, self._first_id is not None

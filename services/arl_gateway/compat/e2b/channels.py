@@ -277,7 +277,7 @@ class SandboxChannel:
             profile="e2b",
             environment=EnvironmentSelector(id=sandbox.id, scope="trajectory"),
             argv=TURN_ARGV,
-            user="root" if sandbox.has_users else None,  # the daemon starts each command as its own user
+            user="0:0" if sandbox.has_users else None,  # the daemon starts each command as its own user
             stdin=stdin,
             stdin_open=True,
             timeout_s=MAX_TURN_S,
