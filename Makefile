@@ -77,11 +77,11 @@ test-engines: $(VENV)/.ready
 	  echo "Slurm is not installed; its tests are skipped. On Debian: apt-get install slurm-wlm munge"
 	$(BIN)/python -m pytest -rs tests/engines --durations=10
 
-# An environment of its own: mini-swe-agent, Inspect and verifiers need other versions than ours, and take 900 MB.
+# An environment of its own: mini-swe-agent and Inspect need other versions than ours, and take 900 MB.
 $(FRAMEWORKS)/.ready: Makefile pyproject.toml
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	@$(PROGRESS) $(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e . \
-		mini-swe-agent==2.4.6 inspect-ai==0.3.285 'verifiers[e2b]==0.4.0' pytest pytest-asyncio
+		mini-swe-agent==2.4.6 inspect-ai==0.3.285 pytest pytest-asyncio
 	@touch $@
 
 # Another one for the frameworks that need Python 3.12.

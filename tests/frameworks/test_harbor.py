@@ -1,6 +1,8 @@
 """Test the environment class of Harbor: tasks of its own format, with its oracle agent, to a reward."""
 
+import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +56,31 @@ def results_of(jobs: Path) -> dict[str, dict[str, Any]]:
     return {trial["task_name"].rpartition("/")[2]: trial for trial in trials}
 
 
+def age_s(action: dict[str, Any]) -> float:
+    """Return the seconds since an action started."""
+    return (datetime.now(UTC) - datetime.fromisoformat(action["started_at"])).total_seconds()
+
+
+async def end_environment_of_running_command(system: System, trial: str) -> bool:
+    """End the environment of a trial while its solution runs. Return False if the solution does not run yet."""
+    async with system.client() as api:
+        found = await api.get("/v1/actions", params={"task": "harbor", "state": "running"})
+        solving = [each for each in found.json()["items"] if each["trajectory"].startswith(trial)]
+        if not any(each["kind"] == "exec" and age_s(each) > 1 for each in solving):  # others end at once
+            return False
+        live = await api.get("/v1/environments", params={"task": "harbor", "state": "live"})
+        for each in live.json()["items"]:
+            if each["trajectory"].startswith(trial):
+                (await api.delete(f"/v1/environments/{each['id']}")).raise_for_status()
+    return True
+
+
 async def test_oracle_agent_gets_rewards_and_an_infrastructure_error_gives_none(system: System, tmp_path: Path) -> None:
     skip_without("harbor", NEWER_PYTHON)
     write_task(tmp_path / "tasks" / "right", "agent", "echo 42 > answer.txt")
     write_task(tmp_path / "tasks" / "wrong", "agent", "echo 41 > answer.txt")
     write_task(tmp_path / "tasks" / "lost", "no-such-template", "echo 42 > answer.txt")
+    write_task(tmp_path / "tasks" / "ended", "agent", "echo 42 > answer.txt; while :; do :; done")
     command = (
         "run",
         "-p",
@@ -72,15 +94,25 @@ async def test_oracle_agent_gets_rewards_and_an_infrastructure_error_gives_none(
         "-n",
         "2",
     )
-    ran = await run_framework(
-        system, "-c", RUN_HARBOR, *map(str, command), "--yes", python=NEWER_PYTHON, variables={"HOME": str(tmp_path)}
+    running = asyncio.create_task(
+        run_framework(
+            system,
+            "-c",
+            RUN_HARBOR,
+            *map(str, command),
+            "--yes",
+            python=NEWER_PYTHON,
+            variables={"HOME": str(tmp_path)},
+        )
     )
+    await eventually(lambda: end_environment_of_running_command(system, "ended"), timeout_s=120)
+    ran = await running
     results = results_of(tmp_path / "jobs")
-    assert results.keys() == {"right", "wrong", "lost"}, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert results.keys() == {"right", "wrong", "lost", "ended"}, ran.stdout[-3000:] + ran.stderr[-3000:]
     rewards = {name: (trial["verifier_result"] or {}).get("rewards") for name, trial in results.items()}
-    assert rewards == {"right": {"reward": 1.0}, "wrong": {"reward": 0.0}, "lost": None}
+    assert rewards == {"right": {"reward": 1.0}, "wrong": {"reward": 0.0}, "lost": None, "ended": None}
     errors = {name: (trial["exception_info"] or {}).get("exception_type") for name, trial in results.items()}
-    assert errors == {"right": None, "wrong": None, "lost": "TemplateNotFound"}
+    assert errors == {"right": None, "wrong": None, "lost": "TemplateNotFound", "ended": "RuntimeRequestError"}
 
     async def all_have_ended() -> bool:
         async with system.client() as api:

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heapreplace
 from uuid import UUID
 
 from arl_core.domain.model import QueuedAction, ResourceShape
-from arl_core.durations.shared_demand import critical_start_amounts
+from arl_core.durations.shared_demand import critical_start_amounts, shared_start_amounts
 from arl_core.queue.action_bucket import ActionBucket, BucketKey, QueueEntry
 from arl_core.queue.quotas import QuotaRoom
 
@@ -217,7 +217,7 @@ _CORES = "cpu_milli"
 
 def _least_cores(bucket: ActionBucket) -> int:
     """Return the milli-cores with which an action of the bucket may start."""
-    key, amounts = bucket.key, bucket.cls.demand.minimum
+    key, amounts = bucket.key, shared_start_amounts(bucket.cls, None)
     if key.is_critical:
         in_environment = key.makes_environment or key.node is not None
         amounts = critical_start_amounts(bucket.cls, amounts, in_environment=in_environment)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from arl_core.capacity.ledger import ResourceLedger, fits
 from arl_core.domain.model import CpuSharing, Fence, Resources, action_resources, environment_resources
+from arl_cpu.contract.executor import ExecSpec
 from arl_cpu.node.core_map import CoreMap
 from arl_cpu.node.core_time import CoreTimeMeter
 
@@ -97,7 +98,7 @@ class NodeAllocations:
     def reclaimable_milli(self) -> int:
         """Return the milli-cores that grants may have beyond the capacity.
 
-        Each attempt keeps its guarantee, so exclusive cores and guarantees together never exceed the capacity.
+        Each attempt keeps its declared guarantee, so exclusive cores and these guarantees never exceed the capacity.
         """
         if not self._sharing:
             return 0
@@ -239,10 +240,19 @@ class NodeAllocations:
         self._creating.pop(environment, None)
         self._ledger.release(environment)
 
-    def set_critical(self, changes: Mapping[Fence, bool]) -> None:
-        """Set whether attempts belong to critical trajectories, for those that start later."""
-        for fence in changes.keys() & self._attempts.keys():
-            self._attempts[fence] = replace(self._attempts[fence], is_critical=changes[fence])
+    def set_critical(self, changes: Mapping[Fence, bool]) -> dict[Fence, bool]:
+        """Set whether attempts belong to critical trajectories. Return the changes of known attempts."""
+        known = {fence: changes[fence] for fence in changes.keys() & self._attempts.keys()}
+        for fence, is_critical in known.items():
+            self._attempts[fence] = replace(self._attempts[fence], is_critical=is_critical)
+        return known
+
+    def with_critical(self, spec: ExecSpec) -> ExecSpec:
+        """Return the specification with the latest change of its trajectory, which may have come since it was made."""
+        attempt = self._attempts.get(spec.fence)
+        if attempt is None or attempt.is_critical == spec.is_critical:
+            return spec
+        return replace(spec, is_critical=attempt.is_critical)
 
     def begin_termination(self, environments: frozenset[UUID]) -> None:
         """Refuse new attempts in these environments from now on."""

@@ -144,10 +144,9 @@ class CpuManager:
 
     async def set_critical(self, changes: Sequence[CriticalChangePayload], *, epoch: UUID) -> None:
         """Change the weights of granted actions whose trajectories became critical, or no longer are."""
+        by_fence = {Fence(each.id, each.grant_no): each.is_critical for each in changes}
         if epoch == self.epoch:
-            by_fence = {Fence(each.id, each.grant_no): each.is_critical for each in changes}
-            self._allocations.set_critical(by_fence)
-            await self._executor.set_critical(by_fence)
+            await self._executor.set_critical(self._allocations.set_critical(by_fence))
 
     @property
     def fences(self) -> frozenset[Fence]:
@@ -203,7 +202,7 @@ class CpuManager:
                 specs.append(spec)
         if specs:
             await self._shared_cores.apply()
-            await self._executor.start(specs)
+            await self._executor.start([self._allocations.with_critical(spec) for spec in specs])
 
     def _prepare(self, row: Row, attempt: AttemptAllocation) -> ExecSpec | None:
         """Return None if nothing is to be started: the attempt is refused or waits for its transfer."""

@@ -109,11 +109,12 @@ class ForkService:
         """Save the files unless an earlier request did, create the forks, and delete the snapshot."""
         await self._save(source, saving, caller)
         try:
+            left = (await self._fetch_source(source.id, caller)).leftover_processes
             items = await self._create_all(source, body, saving.id, caller, keys=keys, trace=trace, wait_s=wait_s)
         finally:
-            with suppress(NotFound):
+            # An error here would leave the forks to nobody. A snapshot that remains is in the list of the project.
+            with suppress(TangramError):
                 await asyncio.shield(self._snapshots.delete(saving.id, caller))
-        left = (await self._fetch_source(source.id, caller)).leftover_processes
         return ForkEnvironmentResponse(source=source.id, items=items, leftover_processes=left)
 
     async def _save(self, source: Row, saving: AdmittedAction, caller: Caller) -> None:

@@ -52,6 +52,7 @@ class StepTracker:
         self.unsaved: set[TrajectoryKey] = set()
         self.unsaved_prompts: set[PromptName] = set()
         self._by_action: dict[UUID, TrajectoryKey] = {}
+        self._gang_members: set[UUID] = set()
         self._by_name: dict[tuple[int, str], set[TrajectoryKey]] = {}
         self._prompts: dict[PromptName, _PromptHistory] = {}
         self._unloaded: set[PromptName] = set()
@@ -61,6 +62,12 @@ class StepTracker:
         record = self._record(action_id, row.queue_id, row.step, row.trajectory, at=row.submitted, hints=row.hints)
         if record is not None:
             record.add_queued(action_id, at=row.submitted, resource=waited_resource(row.demand))
+            if row.gang is not None:
+                self._gang_members.add(action_id)
+
+    def may_go_first(self, action_id: UUID) -> bool:
+        """Return False for a member of a gang, which is never preferred."""
+        return action_id not in self._gang_members
 
     def adopt(self, action_id: UUID, row: AllocationRow) -> None:
         """Add an action that an earlier leader granted."""
@@ -111,6 +118,7 @@ class StepTracker:
     def drop(self, action_ids: Iterable[UUID], *, at: float) -> None:
         """Remove actions that settled in the queue."""
         for action_id in action_ids:
+            self._gang_members.discard(action_id)
             if (key := self._by_action.pop(action_id, None)) is not None:
                 self.records[key].drop(action_id, at=at)
                 self._touch(key)
@@ -168,6 +176,7 @@ class StepTracker:
     def forget_actions(self) -> None:
         """Forget queued and granted actions before the index is rebuilt."""
         self._by_action.clear()
+        self._gang_members.clear()
         for record in self.records.values():
             record.resume(idle_since=record.active)
 
@@ -202,6 +211,7 @@ class StepTracker:
         self, key: TrajectoryKey, record: TrajectoryRecord, action_id: UUID, run: RunDuration | None, *, at: float
     ) -> None:
         del self._by_action[action_id]
+        self._gang_members.discard(action_id)
         times = None
         if run is not None:
             times = TurnTimes(run_s=run.run_us / 1e6, wall_s=run.real_us / 1e6, cpu_s=run.cpu_us / 1e6)

@@ -1,4 +1,7 @@
-"""Notifications that the leader receives and sends. All are best effort: polls read the same from rows."""
+"""Notifications that the leader receives and sends. All are best effort: polls read the same from rows.
+
+Only changes of critical trajectories are in no row. A lost one makes an action slower or faster until it ends.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -139,9 +142,9 @@ def notify_critical(
 ) -> None:
     """Notify the managers of running actions whose trajectories became critical, or are no longer critical."""
     by_node: dict[int, list[CriticalChangePayload]] = defaultdict(list)
-    for hold, is_critical in changes:
-        fence = hold.fence
-        by_node[hold.node].append(
+    for allocation, is_critical in changes:
+        fence = allocation.fence
+        by_node[allocation.node].append(
             CriticalChangePayload(id=fence.action_id, grant_no=fence.grant_no, is_critical=is_critical)
         )
     for node in (nodes[node_id] for node_id in by_node.keys() & nodes.keys()):

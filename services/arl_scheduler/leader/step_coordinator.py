@@ -124,9 +124,9 @@ class StepCoordinator:
         for record, is_critical in self._project(index, now=now):
             for action_id in record.open_actions:
                 index.set_critical(action_id, is_critical=is_critical)
-                hold = index.allocations.get(action_id)
-                if hold is not None and hold.cls is not None and hold.cls.sharing is not None:
-                    running.append((hold, is_critical))
+                allocation = index.allocations.get(action_id)
+                if allocation is not None and self.tracker.may_go_first(action_id) and _shares_cores(allocation):
+                    running.append((allocation, is_critical))
         notify_critical(self._peers, index.nodes, running)
         ended = time.monotonic()
         self._project_at = ended + max(MIN_PROJECTION_INTERVAL_S, LOAD_FACTOR * (ended - began))
@@ -220,6 +220,10 @@ class StepCoordinator:
             if key not in kept:
                 record.rule = BoostRule.NODE_LIMIT
         return kept
+
+
+def _shares_cores(allocation: Allocation) -> bool:
+    return allocation.cls is not None and allocation.cls.sharing is not None
 
 
 def _is_critical(record: TrajectoryRecord) -> bool:

@@ -174,7 +174,7 @@ async def test_running_attempt_gets_more_of_the_cores_once_its_trajectory_is_cri
     await bench.executor.set_critical({critical.fence: True})
     reports = await asyncio.gather(*running)
     await bench.executor.set_shared_cores(CORES)
-    assert reports[0].cpu_us / reports[1].cpu_us > 4.0
+    assert reports[0].cpu_us / reports[1].cpu_us > 2.0  # 1.0 with equal weights
 
 
 async def test_weights_of_exclusive_cores_and_of_all_sandboxes_grow_with_the_cores(bench: Bench) -> None:

@@ -40,20 +40,15 @@ class SharedAttempts:
     def set_cores(self, cores: Sequence[int]) -> None:
         """Set the cores that all attempts share."""
         self._cores = len(cores)
-        self._renew_weights()
+        self.renew_weights()
 
     def begin(self, spec: ExecSpec, sharing: CpuSharing, cpu: EnvironmentCpu) -> SharedAttempt:
         """Begin an attempt."""
         attempt = SharedAttempt(spec, sharing, cpu, now=time.monotonic())
         self._running.append(attempt)
-        self._renew_weights()
+        self.renew_weights()
         self._schedule()
         return attempt
-
-    def set_critical(self, attempt: SharedAttempt, is_critical: bool) -> None:
-        """Set whether the trajectory of an attempt is critical. The weights change at once."""
-        attempt.is_critical = is_critical
-        self._renew_weights()
 
     def limit(self, attempt: SharedAttempt, limit_s: float, on_timeout: Callable[[], None]) -> None:
         """Limit the counted time of the attempt from now on."""
@@ -63,7 +58,7 @@ class SharedAttempts:
     def end(self, attempt: SharedAttempt, cpu_us: int) -> int:
         """End an attempt and return its counted time in microseconds."""
         self._running.remove(attempt)
-        self._renew_weights()
+        self.renew_weights()
         self._report_unused()
         self._schedule()
         return attempt.end(cpu_us, now=time.monotonic())
@@ -90,11 +85,12 @@ class SharedAttempts:
             if attempt.due_at() <= now + TOGETHER_S:
                 attempt.sample(now)
         if len(self._running) > 1 and now - self._weighted_at >= WEIGHTS_INTERVAL_S:
-            self._renew_weights()
+            self.renew_weights()
         self._report_unused()
         self._schedule()
 
-    def _renew_weights(self) -> None:
+    def renew_weights(self) -> None:
+        """Renew the weights of all attempts."""
         self._weighted_at = time.monotonic()
         states = {attempt: state for attempt in self._running if (state := attempt.state) is not None}
         weights = cpu_weights(states, cores=self._cores, weights=self._weights)

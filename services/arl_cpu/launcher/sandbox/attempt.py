@@ -175,8 +175,8 @@ class SandboxAttempt:
     def set_critical(self, is_critical: bool) -> None:
         """Set whether its trajectory is critical, also before it begins to share cores."""
         self.spec = replace(self.spec, is_critical=is_critical)
-        if self._shared_attempts is not None and self._shared is not None:
-            self._shared_attempts.set_critical(self._shared, is_critical)
+        if self._shared is not None:
+            self._shared.is_critical = is_critical
 
     def start_limits(self, loop: EventLoop, stop: Callable[[StopCause], None]) -> None:
         """Call `stop` once the attempt exceeds a time limit. The limits start with its first step."""

@@ -108,6 +108,7 @@ class LauncherNode:
         for fence, is_critical in changes.items():
             if (attempt := self._attempt(fence)) is not None:
                 attempt.set_critical(is_critical)
+        self.shared_attempts.renew_weights()
 
     def poll_output(self, fence: Fence, after: OutputOffsets, callback: OutputCallback) -> Callable[[], None]:
         """Call back once, when there is output beyond the offsets or the attempt ends.

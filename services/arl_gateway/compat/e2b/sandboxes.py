@@ -78,14 +78,19 @@ class SandboxService:
             if template not in HOST_ALIASES:
                 raise
             made = await self._create_environment(caller, HOST_TEMPLATE, key)
-        await self._add_sandbox(
-            made.id,
-            caller,
-            template=template,
-            timeout_s=timeout_s,
-            metadata=json.dumps(dict(metadata)),
-            variables=json.dumps(dict(variables)),
-        )
+        try:
+            await self._add_sandbox(
+                made.id,
+                caller,
+                template=template,
+                timeout_s=timeout_s,
+                metadata=json.dumps(dict(metadata)),
+                variables=json.dumps(dict(variables)),
+            )
+        except BaseException:
+            if key is None:  # with a key, a repetition completes it
+                await asyncio.shield(self._end(made.id, caller))
+            raise
         return await self.get(made.id.hex, caller)
 
     async def _add_sandbox(
@@ -172,7 +177,7 @@ class SandboxService:
     async def fork(self, sandbox_id: str, caller: Caller, *, count: int, timeout_s: int) -> Sequence[Row]:
         """Create sandboxes with the files, metadata and variables of this one, or none. Raises TangramError."""
         row = await self.get(sandbox_id, caller)
-        body = ForkEnvironmentRequest(count=count, idle_ttl_s=MAX_IDLE_S)
+        body = ForkEnvironmentRequest(count=count, idle_ttl_s=MAX_IDLE_S, labels={"e2b.template": row.template})
         async with self.channels.channel(row).suspended():
             forks = await self._forks.fork(row.id, body, caller, key=None, trace=RequestTrace(), wait_s=CREATE_WAIT_S)
         ids = [each.id for each in forks.items]
