@@ -74,7 +74,7 @@ class TestStart:
         await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
         assert not (await cpu.executor.next_start()).is_critical
 
-    async def test_running_action_is_told_when_its_trajectory_becomes_critical(self, cpu: Cpu) -> None:
+    async def test_executor_gets_the_change_when_a_trajectory_becomes_critical(self, cpu: Cpu) -> None:
         fence = (await sharing(cpu)).fence
         change = CriticalChangePayload(id=fence.action_id, grant_no=fence.grant_no, is_critical=True)
         await cpu.manager.set_critical([change], epoch=uuid4())

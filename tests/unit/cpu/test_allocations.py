@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -7,6 +7,7 @@ from arl_core.domain.model import CpuSharing, Fence
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
 from arl_cpu.node.core_time import CoreTimeMeter
 from support.builders import numbered
+from support.sandbox import a_command
 
 CORES = 6
 MANY_CORES = 8
@@ -245,3 +246,15 @@ def _own(cores: tuple[int, ...], cpu_milli: int) -> set[int]:
         return set()
     assert len(cores) * 1000 == cpu_milli
     return set(cores)
+
+
+class TestCritical:
+    def test_change_before_the_start_is_in_the_specification(self) -> None:
+        attempt, unknown = an_attempt(1000), Fence(numbered(9), 1)
+        holdings = holdings_with(attempt)
+        spec = replace(a_command("true"), fence=attempt.fence)
+        assert holdings.with_critical(spec) is spec
+        assert holdings.set_critical({attempt.fence: True, unknown: True}) == {attempt.fence: True}
+        assert holdings.with_critical(spec).is_critical
+        assert holdings.set_critical({attempt.fence: False}) == {attempt.fence: False}
+        assert not holdings.with_critical(spec).is_critical
