@@ -148,6 +148,6 @@ if os.fork() == 0:
         pytest.skip("Landlock keeps actions from tracing each other")
     assert (await sandbox.run(a_program(TRACER + waiting, environment=trajectory))).leftover_processes == 1
     victim = "while [ ! -e seized ]; do :; done; echo done; exit 0"
-    report = await sandbox.run(a_command("sh", "-c", victim, "victim", environment=trajectory, timeout_s=2))
+    report = await sandbox.run(a_command("sh", "-c", victim, "victim", environment=trajectory, timeout_s=20))
     assert (report.stdout.data, report.environment_lost) == (b"done\n", False), report
     assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"

@@ -67,6 +67,12 @@ DOCUMENTED: Sequence[DocumentedDifference] = (
         without="users",
     ),
     DocumentedDifference(
+        name="home_of_root_is_named",
+        reason="The directory /root of the host template is read-only and may contain programs of the node",
+        output="/workspace\nroot:0:0:/workspace\n",
+        templates=("host",),
+    ),
+    DocumentedDifference(
         name="system_directories_are_read_only",
         reason=_CHANGEABLE,
         output="".join(f"wrote {path}\n" for path in ["/", "/etc", "/usr", "/usr/bin", "/bin", "/lib", "/root"])
