@@ -18,7 +18,7 @@ __all__ = ["ServiceClient"]
 
 MAX_STREAMS, STREAM_CONNECT_TIMEOUT_S, STREAM_CHUNK_BYTES = 256, 10.0, 256 << 10
 NOTIFY_TIMEOUT_S = 5.0
-"""Seconds until a notification is dropped. The receiver has polled by then."""
+"""Seconds until a notification is dropped. The receiver has polled by then; what no poll reads is lost."""
 
 log = logging.getLogger(__name__)
 

@@ -243,9 +243,9 @@ async def test_ended_environment_of_a_trajectory_is_not_replaced_by_an_empty_one
 async def test_cancelled_call_cancels_its_command(system: System) -> None:
     async with over_stdio(system, "cancelled") as client:
         calling = asyncio.create_task(client.call_tool("run_command", {"command": "sleep 60"}))
-        await eventually(lambda: has_action(system, "cancelled", state="running"))
+        await eventually(lambda: has_action(system, "cancelled", kind="exec", state="running"))
         calling.cancel()
-        await eventually(lambda: has_action(system, "cancelled", outcome="cancelled"))
+        await eventually(lambda: has_action(system, "cancelled", kind="exec", outcome="cancelled"))
         assert "[exit code 0]" in await call(client, "run_command", command="true")
 
 

@@ -167,7 +167,7 @@ def _add_file_tools(server: MCPServer[McpSessions]) -> None:
         path: Annotated[str, Field(description="Directory below the working directory. Empty: all of it")] = "",
         recursive: bool = False,
     ) -> CallToolResult:
-        """List the files below the working directory of the sandbox: type, size in bytes and path, one a line."""
+        """List the files below the working directory of the sandbox: type, size in bytes and path, one per line."""
         async with _programs(context) as programs:
             found = await programs.environment.files.list(path, recursive=recursive)
         lines = (f"{entry.type.value} {entry.size} {json.dumps(entry.path, ensure_ascii=False)}" for entry in found)

@@ -1,5 +1,6 @@
-"""A sandbox whose agent sends invalid messages."""
+"""A sandbox whose agent sends invalid messages, and the users of a host without cgroups."""
 
+import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from arl_cpu.launcher.linux.event_loop import EventLoop
 from arl_cpu.launcher.sandbox.sandbox import Sandbox
 from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 from arl_cpu.launcher.sandbox.zygote import Zygote
+from arl_cpu.launcher.server.template_selftest import users_capability
 
 
 class Agents:
@@ -50,20 +52,34 @@ def agents() -> Iterator[Agents]:
     agents.process.wait()
 
 
+def a_host(agents: Agents, work_dir: Path) -> SandboxHost:
+    return SandboxHost(
+        loop=EventLoop(),
+        zygote=cast(Zygote, agents),
+        cgroup_tree=None,
+        driver=DRIVERS["namespaces"],
+        first_host_id=None,
+        work_dir=work_dir,
+        base_prefix="",
+    )
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_reason_for_one_user_without_a_cgroup_is_the_cgroup(agents: Agents, tmp_path: Path) -> None:
+    capability = users_capability(a_host(agents, tmp_path))
+    assert (capability.level, capability.fix) == ("absent", "give the launcher a writable cgroup")
+
+
 @pytest.mark.parametrize("said", [b"{", b"\xff", b"[]", b"{}", b"[" * 60_000, b'{"op": "failed"}', b'{"op": "never"}'])
 def test_invalid_message_ends_sandbox_but_not_launcher(
     agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], said: bytes
 ) -> None:
-    loop = EventLoop()
-    zygote = cast(Zygote, agents)
-    driver = DRIVERS["namespaces"]
-    host = SandboxHost(
-        loop=loop, zygote=zygote, cgroup_tree=None, driver=driver, first_host_id=None, work_dir=tmp_path, base_prefix=""
-    )
+    host = a_host(agents, tmp_path)
     cell = Sandbox(host, Owner())
     agents.made(agents.process.pid, "")
     agents.end.send(said)
-    loop.run_once()
+    host.loop.run_once()
     assert agents.process.wait(5) == -9
     assert "Error" in capfd.readouterr().err
     cell.channel.close()

@@ -102,7 +102,7 @@ def acting_as(user: SandboxUser | None) -> Iterator[None]:
 
 
 def become(user: SandboxUser) -> None:
-    """Make this process, root of its namespace, the user for ever. Root keeps its capabilities."""
+    """Make this process, root of its namespace, the user permanently. Root keeps its capabilities."""
     os.setgroups(user.groups)
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)

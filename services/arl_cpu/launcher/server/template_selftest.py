@@ -70,6 +70,9 @@ def users_capability(host: SandboxHost) -> NodeCapability:
         reason, fix = f"the {host.driver.name} driver runs all programs as one user", "use the namespaces driver"
     elif os.geteuid() != 0:
         reason, fix = "an ordinary user can map only its own id", "run the launcher as root"
+    elif host.cgroup_tree is None:
+        reason = "without a cgroup, each user inside could start as many processes as the environment may have"
+        fix = "give the launcher a writable cgroup"
     else:
         reason = "this launcher cannot map the ids from 0x80000000 on into user namespaces, or cannot lock them in /run"
         fix = "run the launcher as root of the machine, or of a container that has all of its ids"
