@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.elasticity import AmdahlScaling, NoScaling
 from arl_core.domain.model import (
     ActionClass,
     CpuSharing,
@@ -45,6 +45,7 @@ class DemandMode(StrEnum):
     """The demand that an action declares."""
 
     ELASTIC = "elastic"  # from its minimum to its maximum
+    UNDECLARED = "undeclared"  # the same range without the effect of more cores
     FIXED = "fixed"  # the amount that its author would request
     SHARED = "shared"  # no amount; the kernel divides the cores of the node
 
@@ -194,7 +195,9 @@ class SimActionClasses:
             return ResourceDemand({resource: round(self._fixed_units(work) * unit), **other})
         choices = tuple(round(choice * unit) for choice in work.choices)
         resizable = work.resizable if work.resource_kind is ResourceKind.CPU else ResizeSupport.NONE
-        elastic = ElasticResource(resource, choices, AmdahlScaling(work.parallel_fraction, unit), resizable=resizable)
+        is_declared = self._demand_mode is not DemandMode.UNDECLARED or work.resource_kind is not ResourceKind.CPU
+        scaling = AmdahlScaling(work.parallel_fraction, unit) if is_declared else NoScaling()
+        elastic = ElasticResource(resource, choices, scaling, resizable=resizable)
         return ResourceDemand({resource: choices[0], **other}, elastic)
 
     def _fixed_units(self, work: ActionWork) -> float:

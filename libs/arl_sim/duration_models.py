@@ -5,6 +5,7 @@ from typing import Protocol
 from arl_core.domain.model import ActionClass
 from arl_core.durations.curves import DeclaredDurations, DurationModel
 from arl_core.durations.estimates import DurationEstimates
+from arl_core.durations.scaling_fit import RunCounts
 from arl_core.durations.shared_demand import CpuUsage
 from arl_sim.workload import ActionWork, ResourceKind
 
@@ -77,6 +78,9 @@ class LearnedDurations:
 
     def cpu_usage(self, cls: ActionClass) -> CpuUsage | None:
         return self._estimates.cpu_usage(cls)
+
+    def run_counts(self, cls: ActionClass) -> RunCounts | None:
+        return self._estimates.run_counts(cls)
 
     def quantile(self, cls: ActionClass, q: float, amount: int) -> float:
         return self._estimates.quantile(cls, q, amount)

@@ -55,6 +55,7 @@ class ComparedPolicy(StrEnum):
     REFERENCE = "reference"  # our reconstruction of the paper's policy
     SPAR = "spar"
     SPAR_M = "spar_m"  # also resizes running actions
+    SPAR_M_UNDECLARED = "spar_m_undeclared"  # without the declared effect of more cores
     SPAR_M_SHARED = "spar_m_shared"  # also shares resident services, on as many devices as static provisioning
     TANGRAM = "tangram"  # shares cores by weight, and resident services
     TANGRAM_HINTS = "tangram_hints"  # knows the number of turns of each trajectory
@@ -99,6 +100,7 @@ def run_steps(
     site = create_cluster(contender, hardware)
     asking = DemandMode.ELASTIC if contender not in {*STATIC_POLICIES, ComparedPolicy.FCFS} else DemandMode.FIXED
     asking = DemandMode.SHARED if contender in WEIGHTED_POLICIES else asking
+    asking = DemandMode.UNDECLARED if contender is ComparedPolicy.SPAR_M_UNDECLARED else asking
     classes = SimActionClasses(
         site, {service.name: service for service, _ in SERVICES}, asking, is_separate=known.has_separate_classes
     )

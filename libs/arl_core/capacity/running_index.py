@@ -11,11 +11,13 @@ from arl_core.domain.model import (
     Resources,
     RunningAction,
 )
+from arl_core.durations.scaling_fit import RunCounts
 
 __all__ = ["RunningIndex", "is_resizable", "released_amount"]
 
 _NOTHING: Mapping[UUID, RunningAction] = {}
 _NO_RESOURCES: Resources = {}
+_NO_RUNS = RunCounts()
 _NO_RESERVATIONS: Mapping[UUID, Reservation] = {}
 
 
@@ -37,6 +39,8 @@ class RunningIndex:
         self._node_of: dict[UUID, int] = {}
         self._shrinkable: dict[int, int] = {}
         self._outside_environments: dict[int, dict[str, int]] = {}
+        self._undeclared: dict[int, RunCounts] = {}
+        """Running actions of each class with undeclared elasticity, by class key."""
         self._dirty_nodes: set[int] = set()
         self.reserved = _NO_RESERVATIONS
         """Reservations of the last round, by action."""
@@ -51,6 +55,10 @@ class RunningIndex:
     def shrinkable_amount(self, node: int) -> int:
         """Return the total elastic amount above the minimum of the node's shrinkable actions."""
         return self._shrinkable.get(node, 0)
+
+    def counts_of(self, cls: ActionClass) -> RunCounts:
+        """Return the numbers of running actions of a class with undeclared elasticity."""
+        return self._undeclared.get(cls.key, _NO_RUNS)
 
     def outside_environments(self, node: int) -> Resources:
         """Return the memory and disk of the actions outside environments; they are released when those actions end."""
@@ -93,8 +101,18 @@ class RunningIndex:
                 if amount := running.resources.get(resource):
                     held[resource] = held.get(resource, 0) + sign * amount
         cls = running.cls
+        if cls is not None and cls.is_undeclared:
+            self._count_undeclared(cls, running, sign)
         if cls is None or cls.resizable is not ResizeSupport.ANY or running.resources is cls.demand.minimum:
             return
         if (elastic := cls.demand.elastic) is not None:
             beyond = running.resources.get(elastic.resource, 0) - elastic.amounts[0]
             self._shrinkable[running.node] = self._shrinkable.get(running.node, 0) + sign * beyond
+
+    def _count_undeclared(self, cls: ActionClass, running: RunningAction, sign: int) -> None:
+        is_wide = running.resources.get("cpu_milli", 0) > cls.demand.minimum.get("cpu_milli", 0)
+        counts = self.counts_of(cls).plus(RunCounts(sign, sign * is_wide))
+        if counts.runs:
+            self._undeclared[cls.key] = counts
+        else:
+            self._undeclared.pop(cls.key, None)

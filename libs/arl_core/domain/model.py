@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 from uuid import UUID
 
-from arl_core.domain.elasticity import Elasticity
+from arl_core.domain.elasticity import Elasticity, NoScaling
 
 __all__ = [
     "ENVIRONMENT_RESOURCES",
@@ -133,6 +133,11 @@ class ElasticResource:
         if not self.amounts or list(self.amounts) != sorted(set(self.amounts)):
             raise ValueError("the amounts of an elastic resource must be distinct and in rising order")
 
+    @property
+    def is_undeclared(self) -> bool:
+        """Return True for a range of cores without a declared effect on the duration; the effect is then learnt."""
+        return self.resource == "cpu_milli" and len(self.amounts) > 1 and isinstance(self.elasticity, NoScaling)
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceDemand:
@@ -205,12 +210,15 @@ class ActionClass:
     """Sharing of cores; None for exclusive cores and for actions without cores."""
     resizable: ResizeSupport = field(init=False, repr=False, compare=False)
     """Resize support of the elastic resource; `NONE` if there is none."""
+    is_undeclared: bool = field(init=False, repr=False, compare=False)
+    """True if the effect of more cores is not declared."""
     variant: ClassVariant = field(init=False, repr=False, compare=False)
     """Key of the class with its time limit. Actions of one variant may start on the same nodes."""
 
     def __post_init__(self) -> None:
         elastic = self.demand.elastic
         object.__setattr__(self, "resizable", elastic.resizable if elastic is not None else ResizeSupport.NONE)
+        object.__setattr__(self, "is_undeclared", elastic is not None and elastic.is_undeclared)
         object.__setattr__(self, "variant", (self.key, self.time_limit_s))
 
 

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 from arl_core.domain.model import ActionClass, Resources, RunningAction
+from arl_core.durations.scaling_fit import RunCounts
 from arl_core.durations.shared_demand import CpuUsageModel, NoCpuUsage, shared_start_amounts
 from arl_core.queue.fairness import own_share
 
@@ -35,6 +36,8 @@ MANY_CLASSES = 1_000
 
 _CORES, _MILLI_PER_CORE = "cpu_milli", 1000
 _MIN_REMAINING_S = 0.05
+_MIN_GAIN = 1e-6
+"""Least relative gain of a larger amount; smaller differences are rounding errors."""
 
 
 class DurationModel(Protocol):
@@ -95,7 +98,7 @@ class DurationCurve:
         if self._options is None:
             widths: list[ParallelismOption] = []
             for amount, seconds in self._seconds().items():
-                if not widths or seconds < widths[-1].seconds:
+                if not widths or seconds < (1.0 - _MIN_GAIN) * widths[-1].seconds:
                     widths.append(ParallelismOption(amount, to_units(self.resource, amount), seconds))
             self._options = tuple(widths)
         return self._options
@@ -203,6 +206,10 @@ class CurveCache:
         if curve.min_share[0] is not total:
             curve.min_share = (total, own_share(resources, total) * self.expected_s(cls, resources))
         return curve.min_share[1]
+
+    def run_counts(self, cls: ActionClass) -> RunCounts | None:
+        """Return the numbers of ended runs of the class; None if runs are not observed."""
+        return self._usage.run_counts(cls)
 
     def remaining_s(self, running: RunningAction) -> float:
         """Return the expected remaining seconds.

@@ -8,11 +8,11 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean
 
-from arl_core.domain.elasticity import AmdahlScaling, Elasticity
-from arl_core.domain.model import ActionClass, ElasticResource, Resources
+from arl_core.domain.model import ActionClass, Resources
 from arl_core.durations.curves import main_resource
+from arl_core.durations.scaling_fit import FittedCurve, RunCounts, RunObservation, fit_curve, robust_mean, useful_amount
 from arl_core.durations.shared_demand import CpuUsage
 
 __all__ = [
@@ -20,10 +20,8 @@ __all__ = [
     "MIN_STRAGGLER_RUNS",
     "PRIOR_S",
     "DurationEstimates",
-    "RunObservation",
     "straggler_limit_s",
 ]
-
 
 PRIOR_S = 1.0
 """Prior duration in seconds of an unknown action at its smallest amount."""
@@ -31,50 +29,17 @@ RUN_WINDOW = 64
 """Runs remembered per class; older runs are dropped, so estimates follow changes."""
 MAX_CLASSES = 10_000
 """Classes remembered; the class without a run for the longest time is evicted first."""
-OUTLIER_FACTOR = 20.0
-"""Cap on a run's duration, as a multiple of the median of its class."""
-PRIOR_WEIGHT = 4.0
-"""Weight of the declared elasticity, in number of observed runs."""
 PRIOR_LOG_DEVIATION, PRIOR_LOG_DEVIATION_WEIGHT = 1.0, 2.0
 """Prior standard deviation of the logarithm of durations, and its weight in number of runs."""
 MIN_RUN_S = 1e-6
 """Resolution of managers in seconds; a run that was saved and restored is unchanged."""
-MIN_SPARE_RUNS = 2
-"""Runs that must have left cores unused before the useful amount is capped at the used cores."""
-DECLARED_USE_THRESHOLD = 0.75
-"""Fraction of the declared core use above which a declared elasticity is believed."""
-HELPER_CORES = 0.1
-"""Cores that a program uses besides its work, at start-up or in threads that mostly sleep."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunObservation:
-    """A run: its amount of the elastic resource, its duration and its processor time."""
-
-    amount: int
-    run_s: float
-    cpu_s: float = 0.0
-    is_steady: bool = True
-    """False if the amount changed during the run: `amount` is then the average and core use is ignored."""
 
 
 @dataclass(slots=True)
 class _ClassHistory:
     runs: deque[RunObservation] = field(default_factory=lambda: deque(maxlen=RUN_WINDOW))
-    curve: "_FittedCurve | None" = None
+    curve: FittedCurve | None = None
     """Fitted curve; built on demand and dropped at the next run."""
-
-
-@dataclass(frozen=True, slots=True)
-class _FittedCurve:
-    """The fitted curve of a class, from the runs in its window."""
-
-    base_s: float
-    """Seconds at the smallest amount."""
-    seconds: Mapping[int, float]
-    """Seconds by allowed amount; never rising."""
-    base_durations: tuple[float, ...]
-    """Durations of the runs, scaled to the smallest amount, in rising order."""
 
 
 class DurationEstimates:
@@ -146,13 +111,20 @@ class DurationEstimates:
         known = self._classes.get(cls.key)
         if known is None or not known.runs:
             return None
-        cpu_s = _mean(run.cpu_s for run in known.runs)
-        return CpuUsage(len(known.runs), cpu_s, min(1.0, cpu_s / _mean(run.run_s for run in known.runs)))
+        cpu_s = robust_mean(run.cpu_s for run in known.runs)
+        return CpuUsage(len(known.runs), cpu_s, min(1.0, cpu_s / robust_mean(run.run_s for run in known.runs)))
+
+    def run_counts(self, cls: ActionClass) -> RunCounts | None:
+        """Return the number of remembered runs, and of those with more than the minimum of the elastic resource."""
+        known, elastic = self._classes.get(cls.key), cls.demand.elastic
+        if known is None or elastic is None:
+            return RunCounts()
+        return RunCounts(len(known.runs), sum(run.amount > elastic.amounts[0] for run in known.runs))
 
     def useful_amount(self, cls: ActionClass) -> int | None:
         """Return the largest amount that runs used completely, as far as known; None if none left cores unused."""
         known, elastic = self._classes.get(cls.key), cls.demand.elastic
-        return _useful_amount(elastic, known.runs) if known is not None and elastic is not None else None
+        return useful_amount(elastic, known.runs) if known is not None and elastic is not None else None
 
     def take_changes(self, *, limit: int) -> dict[int, list[list[int]]]:
         """Return the runs by class key, in the form that `restore` takes, of at most `limit` changed classes.
@@ -182,12 +154,12 @@ class DurationEstimates:
         while len(self._classes) > MAX_CLASSES:
             self._dirty_keys.pop(self._classes.popitem(last=False)[0], None)
 
-    def _curve_for(self, cls: ActionClass) -> _FittedCurve | None:
+    def _curve_for(self, cls: ActionClass) -> FittedCurve | None:
         known = self._classes.get(cls.key)
         if known is None or not known.runs:
             return None
         if known.curve is None:
-            known.curve = _fit_curve(cls, known.runs)
+            known.curve = fit_curve(cls, known.runs)
             self._add_to_pool(cls, known.curve.base_s)
         return known.curve
 
@@ -205,7 +177,7 @@ class DurationEstimates:
         mean = self._mean_cache.get(form)
         if mean is None:
             alike = self._pooled_means.get(form)
-            mean = self._mean_cache[form] = _mean(alike.values()) if alike else PRIOR_S
+            mean = self._mean_cache[form] = robust_mean(alike.values()) if alike else PRIOR_S
         return mean
 
 
@@ -221,140 +193,12 @@ def _declared_duration(cls: ActionClass, amount: int) -> float:
     return elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
 
 
-def _fit_curve(cls: ActionClass, runs: Sequence[RunObservation]) -> _FittedCurve:
-    elastic = cls.demand.elastic
-    if elastic is None:
-        works = sorted(run.run_s for run in runs)
-        return _FittedCurve(_mean(works), {}, tuple(works))
-    shape = _ScalingFit.fit(elastic, runs)
-    works = sorted(run.run_s / shape.relative_duration(run.amount) for run in runs)
-    base_s = _mean(works)
-    modelled = {amount: base_s * shape.relative_duration(amount) for amount in elastic.amounts}
-    seconds = _make_monotonic(_blend_observed(modelled, runs))
-    scale = seconds[elastic.amounts[0]] / base_s
-    return _FittedCurve(base_s * scale, seconds, tuple(work * scale for work in works))
-
-
-@dataclass(frozen=True, slots=True)
-class _ScalingFit:
-    """The scaling of a class: the declared elasticity, blended with a fit. More runs give the fit more weight."""
-
-    elasticity: Elasticity
-    base: int
-    fraction: float
-    """Parallel fraction of the work, fitted by least squares on 1/amount."""
-    trust: float
-    """Weight of the fit against the declaration: 0..1."""
-    useful_amount: int | None
-
-    @classmethod
-    def fit(cls, elastic: ElasticResource, runs: Sequence[RunObservation]) -> "_ScalingFit":
-        """Fit the declared elasticity of a class to its runs."""
-        base = elastic.amounts[0]
-        fraction, trust = _fit_parallel_fraction(_durations_by_amount(runs), base)
-        return cls(elastic.elasticity, base, fraction, trust, _useful_amount(elastic, runs))
-
-    def relative_duration(self, amount: int) -> float:
-        """Return the blended duration with `amount`, relative to the duration with the smallest amount."""
-        if self.useful_amount is not None:
-            amount = min(amount, max(self.useful_amount, self.base))
-        declared = self.elasticity.relative_duration(amount, base=self.base)
-        seen = (1.0 - self.fraction) + self.fraction * self.base / amount
-        return max((1.0 - self.trust) * declared + self.trust * seen, 1e-9)
-
-
-def _durations_by_amount(runs: Iterable[RunObservation]) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
-    for run in runs:
-        if run.is_steady:
-            found.setdefault(run.amount, []).append(run.run_s)
-    return found
-
-
-def _fit_parallel_fraction(durations_by_amount: Mapping[int, Sequence[float]], base: int) -> tuple[float, float]:
-    """Return the parallel fraction and its weight, which grows with runs at amounts other than the most common one."""
-    if len(durations_by_amount) < 2:
-        return 0.0, 0.0
-    points = [(base / amount, _mean(durations), len(durations)) for amount, durations in durations_by_amount.items()]
-    count = sum(weight for _, _, weight in points)
-    x0 = sum(x * weight for x, _, weight in points) / count
-    y0 = sum(y * weight for _, y, weight in points) / count
-    slope = sum((x - x0) * (y - y0) * weight for x, y, weight in points) / sum(
-        (x - x0) ** 2 * weight for x, _, weight in points
-    )
-    parallel, serial = max(slope, 0.0), max(y0 - slope * x0, 0.0)
-    if parallel + serial <= 0.0:
-        return 0.0, 0.0
-    others = count - max(weight for _, _, weight in points)
-    return parallel / (parallel + serial), others / (others + PRIOR_WEIGHT)
-
-
-def _useful_amount(elastic: ElasticResource, runs: Sequence[RunObservation]) -> int | None:
-    """Return the least amount that covers the core use of every run; None unless enough runs had more than that.
-
-    A serial part lowers the mean use too. If a run used about as much as its declared elasticity predicts, the
-    declaration is believed and the result is None.
-    """
-    if elastic.resource != "cpu_milli":
-        return None
-    steady = [run for run in runs if run.is_steady and run.cpu_s > 0.0]
-    if not steady or any(
-        run.cpu_s / run.run_s >= DECLARED_USE_THRESHOLD * _declared_use(elastic, run.amount) for run in steady
-    ):
-        return None
-    used = 1000 * math.ceil(max(run.cpu_s / run.run_s for run in steady) - HELPER_CORES)
-    useful = next((amount for amount in elastic.amounts if amount >= used), elastic.amounts[-1])
-    spare = sum(1 for run in steady if run.amount > useful)
-    return useful if spare >= MIN_SPARE_RUNS else None
-
-
-def _declared_use(elastic: ElasticResource, amount: int) -> float:
-    """Return the mean core use that the declaration predicts. A table predicts that the smallest amount is used."""
-    if isinstance(elastic.elasticity, AmdahlScaling):
-        return 1.0 / elastic.elasticity.duration(amount)
-    base = elastic.amounts[0]
-    return base / 1000 / elastic.elasticity.relative_duration(amount, base=base)
-
-
-def _blend_observed(modelled: Mapping[int, float], runs: Sequence[RunObservation]) -> dict[int, float]:
-    """Blend the model with the mean of the runs at each tried amount; the model weighs `PRIOR_WEIGHT` runs."""
-    tried = {amount: durations for amount, durations in _durations_by_amount(runs).items() if amount in modelled}
-    seen = {
-        amount: (PRIOR_WEIGHT * modelled[amount] + len(durations) * _mean(durations)) / (PRIOR_WEIGHT + len(durations))
-        for amount, durations in tried.items()
-    }
-    return {**modelled, **seen}
-
-
-def _make_monotonic(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Return durations that never rise with the amount and never fall faster than proportionally.
-
-    Violations are noise. The figure of the smaller amount stays because it is the safer one; averaging neighbours would
-    move both.
-    """
-    kept: dict[int, float] = {}
-    before: tuple[int, float] | None = None
-    for amount in sorted(seconds):
-        value = seconds[amount]
-        if before is not None:
-            value = min(max(value, before[1] * before[0] / amount), before[1])
-        kept[amount] = value
-        before = (amount, value)
-    return kept
-
-
-def _relative_duration(curve: _FittedCurve, cls: ActionClass, amount: int) -> float:
+def _relative_duration(curve: FittedCurve, cls: ActionClass, amount: int) -> float:
     """Return the duration relative to the smallest amount, taken from the next smaller allowed amount."""
     below = [each for each in curve.seconds if each <= amount]
     if not below:
         return _declared_duration(cls, amount) if curve.seconds else 1.0
     return curve.seconds[max(below)] / curve.base_s
-
-
-def _mean(durations: Iterable[float]) -> float:
-    values = list(durations)
-    longest = OUTLIER_FACTOR * median(values)
-    return fmean(min(value, longest) for value in values)
 
 
 def _quantile(base_durations: Sequence[float], q: float) -> float:

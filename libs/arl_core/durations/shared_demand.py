@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from arl_core.domain.model import ActionClass, Resources
+from arl_core.durations.scaling_fit import RunCounts
 
 __all__ = [
     "SHARED_GUARANTEE_MILLI",
@@ -55,12 +56,21 @@ class CpuUsageModel(Protocol):
         """Return the use of processors; None if no run of the class is known."""
         ...
 
+    def run_counts(self, cls: ActionClass) -> RunCounts | None:
+        """Return the numbers of ended runs; None if the model does not observe runs."""
+        ...
+
 
 class NoCpuUsage:
     """A model without observations."""
 
     def cpu_usage(self, cls: ActionClass) -> CpuUsage | None:
         """Return None: nothing is known."""
+        del cls
+        return None
+
+    def run_counts(self, cls: ActionClass) -> RunCounts | None:
+        """Return None: no run is observed."""
         del cls
         return None
 

@@ -189,7 +189,10 @@ class ElasticResizer:
         running = [
             each
             for each in self._snapshot.running.on_node(node).values()
-            if is_resizable(each.cls) and each.resizing_to is None and each.started is not None
+            if is_resizable(each.cls)
+            and each.resizing_to is None
+            and each.started is not None
+            and not (self._is_exploring(each) and not self._claimed.get(node))
         ]
         load = self._loads.load_of(node, _CORES)
         claimed = to_units(_CORES, max(0, self._claimed.get(node, 0) - self._shrinking_cores(node)))
@@ -210,6 +213,16 @@ class ElasticResizer:
             backlog_s=self._loads.backlog_s(node, _CORES, stop_above_s=longest),
         )
         yield from self._changes(running, starting, chosen, budget=max(0.0, free - claimed - headroom))
+
+    def _is_exploring(self, each: RunningAction) -> bool:
+        """Return True if the action has more cores than its minimum and its class has no known gain from them.
+
+        It keeps them unless others claim cores, because a changed amount would show nothing.
+        """
+        if each.cls is None or not each.cls.is_undeclared:
+            return False
+        options = self._snapshot.curves.curve_for(each.cls).options
+        return len(options) == 1 and each.resources[_CORES] > options[0].amount
 
     def _changes(
         self, running: Iterable[RunningAction], starting: Iterable[Grant], chosen: dict[UUID, int], *, budget: float

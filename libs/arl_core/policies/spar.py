@@ -24,6 +24,7 @@ from arl_core.domain.model import (
     environment_resources,
 )
 from arl_core.durations.curves import DurationCurve, ParallelismOption, best_option, to_units
+from arl_core.durations.scaling_fit import RunCounts, is_exploration_due
 from arl_core.durations.shared_demand import critical_start_amounts
 from arl_core.policies.device_groups import GroupConstants, grant_device_groups
 from arl_core.policies.elastic_resize import ElasticResizer
@@ -122,6 +123,8 @@ class _SparRound:
         self._remaining_gangs = MAX_BLOCKED_GANGS
         self._search_budget = SearchBudget()
         """Search budget for gang placement."""
+        self._begun: dict[int, RunCounts] = {}
+        """Actions of classes with undeclared elasticity that this round examined, by class key."""
         self._resizer = ElasticResizer(
             snapshot,
             self._fitter,
@@ -228,6 +231,8 @@ class _SparRound:
         is_elastic = len(curve.options) > 1 and cls.demand.elastic is not None
         if is_elastic and not (self._is_resizing and cls.resizable is not ResizeSupport.NONE):
             return self._start_elastic(action)
+        if cls.is_undeclared and (grant := self._explore(action, curve)) is not None:
+            return grant
         amounts = curve.start_amounts
         if action.is_critical:
             amounts = critical_start_amounts(cls, amounts, in_environment=action.environment is not None)
@@ -237,6 +242,29 @@ class _SparRound:
         elif self._is_resizing and is_elastic:
             self._resizer.add_started(action)
         return grant
+
+    def _explore(self, action: QueuedAction, curve: DurationCurve) -> Grant | None:
+        """Start an action with all idle cores of its range to learn their effect; None if that must not happen.
+
+        It happens for at most one of `EXPLORE_ONE_IN` runs, only while no gain is known and nothing else waits.
+        """
+        cls, elastic, ended = action.cls, action.cls.demand.elastic, self._curves.run_counts(action.cls)
+        if elastic is None or ended is None or len(curve.options) > 1:
+            return None
+        begun = self._begun.get(cls.key, RunCounts())
+        self._begun[cls.key] = begun.plus(RunCounts(1, 0))
+        if not is_exploration_due(ended.plus(begun).plus(self._snapshot.running.counts_of(cls))):
+            return None
+        node = self._fitter.find_roomiest_node(action, cls.demand.minimum)
+        if node is None or (load := self._loads.load_of(node, elastic.resource)).queued > 1:
+            return None
+        free = self._fitter.available[node].get(elastic.resource, 0)
+        idle = free - round(self._constants.headroom * load.capacity) * _CORE_MILLI
+        amount = max((each for each in elastic.amounts if each <= idle), default=0)
+        if amount <= elastic.amounts[0]:
+            return None
+        self._begun[cls.key] = begun.plus(RunCounts(1, 1))
+        return self._fitter.allocate_on(node, action, {**cls.demand.minimum, elastic.resource: amount})
 
     def _start_elastic(self, action: QueuedAction) -> Grant | None:
         """Start an elastic action at its best priced option.
@@ -304,5 +332,5 @@ def _resources_at(action: QueuedAction, option: ParallelismOption) -> Resources:
 
 MAX_BLOCKED_GANGS = 16
 """Maximum number of gangs per round that do not fit but for which resources are reserved or claimed."""
-_CORES = "cpu_milli"
+_CORES, _CORE_MILLI = "cpu_milli", 1000
 _MIN_GAIN_S = 0.05

@@ -48,6 +48,6 @@ class TableElasticity(_ResizableElasticity):
 
 
 class NoElasticity(_ResizableElasticity):
-    """A declaration that more cores have no effect."""
+    """No declaration: the scheduler learns the effect of more cores."""
 
     model: Literal["none"]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from arl_core.domain.elasticity import AmdahlScaling, Elasticity, NoScaling
 from arl_core.domain.model import ActionClass, ElasticResource, ResourceDemand, ResourceShape
-from arl_core.durations.estimates import MAX_CLASSES, OUTLIER_FACTOR, PRIOR_S, RUN_WINDOW, DurationEstimates
+from arl_core.durations.estimates import MAX_CLASSES, PRIOR_S, RUN_WINDOW, DurationEstimates
+from arl_core.durations.scaling_fit import OUTLIER_FACTOR
 
 CORES = (1000, 2000, 4000, 8000)
 Run = tuple[int, float, float]

@@ -294,6 +294,31 @@ class TestPolicies:
         assert unknown <= 1.15 * learnt
 
 
+class TestUndeclaredElasticity:
+    @pytest.mark.parametrize("resizing", [False, True], ids=["fixed", "resizing"])
+    @pytest.mark.parametrize("cores", [8, 32])
+    def test_completion_time_is_within_a_tenth_of_the_declared_one_after_64_actions(
+        self, cores: int, resizing: bool
+    ) -> None:
+        chance = np.random.default_rng(7)
+        site, policy = SimCluster(cpu_nodes=(cores,), gpu_nodes=(), api_calls=4), SparPolicy(is_resizing=resizing)
+
+        def step(rollouts: int, turns: int) -> SimWorkload:
+            suites = [[a_suite(float(chance.uniform(5, 15))) for _ in range(turns)] for _ in range(rollouts)]
+            return SimWorkload(
+                tuple(a_rollout(*((float(chance.uniform(1, 30)), each) for each in own)) for own in suites)
+            )
+
+        learning, measured = step(8, 8), step(8, 16)
+        acts = {}
+        for asking in (DemandMode.ELASTIC, DemandMode.UNDECLARED):
+            classes, known = SimActionClasses(site, {}, asking), LearnedDurations()
+            for each in (learning, measured):
+                result = WorkloadSimulation(each, site, policy, classes, known).run()
+            acts[asking] = np.mean([record.act_s for record in result.records])
+        assert acts[DemandMode.UNDECLARED] <= 1.1 * acts[DemandMode.ELASTIC]
+
+
 class TestSharedCores:
     def test_weighted_shares_follow_weights_up_to_each_demand(self) -> None:
         shares = max_min_shares({numbered(1): 4.0, numbered(2): 4.0}, 4.0, {numbered(1): 3.0, numbered(2): 1.0})
