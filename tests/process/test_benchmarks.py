@@ -84,6 +84,18 @@ def test_resize_bench_reports_oversubscribed_and_resized_tools() -> None:
     assert all(len(samples[f"wall_s_pool_{case}"]) == 1 for case in ("one", "two", "two_on_one", "resized"))
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_core_sharing_bench_reports_exclusive_actions_and_false_timeouts() -> None:
+    options = ("--repeats", "1", "--shared", "4", "--seeds", "1", "--workload", "overload")
+    document = bench("core-sharing", *options)
+    figures = document["figures"]
+    assert figures["exclusive_beside_4_ratio"] > 0
+    assert 0 <= figures["control_fraction_of_node"] < 1
+    assert figures["overload_limited"] > 10
+    assert figures["overload_false_timeouts"] == 0
+    assert len(document["samples"]["alone_s"]) == 1
+
+
 def test_exec_bench_reports_rates_against_plain_processes_without_loss() -> None:
     figures = bench("exec", "--repeats", "1", "--seconds", "0.5", "--concurrency", "8")["figures"]
     programs = ("plain_true", "tangram_true", "plain_cold", "tangram_cold", "tangram_source", "api_true", "api_source")

@@ -1,17 +1,14 @@
 """`bench`: measurements that print one JSON document."""
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
 
-from arl_bench.cli import bench_demo, bench_nodes, bench_rewards, bench_step
-from arl_bench.cli.running_system import ensure_system_up
+from arl_bench.cli import bench_demo, bench_nodes, bench_rewards, bench_sharing, bench_step
 from arl_bench.control_plane import scheduling_rounds as rounds_
 from arl_bench.control_plane.attacks import AttackBenchConfig, run_attacks
 from arl_bench.control_plane.overhead import OverheadBenchConfig, run_overhead
@@ -27,11 +24,7 @@ from arl_bench.sandboxes import density as density_
 from arl_bench.sandboxes import execution
 from arl_bench.sandboxes import resize as resizing_
 from arl_bench.sandboxes.execution import PeerSandbox, run_exec
-from arl_bench.sandboxes.false_timeouts import CLIENTS, run_false_timeouts
-from arl_tangram.async_client import AsyncTangram
-from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, JsonOption, fail, print_progress, stderr
-from arl_tangram.transport.connection import resolve_connection
 from arl_wire.errors import TangramError
 
 __all__ = ["register"]
@@ -44,6 +37,7 @@ group = typer.Typer(
 bench_rewards.register(group)
 bench_nodes.register(group)
 bench_demo.register(group)
+bench_sharing.register(group)
 bench_step.register(group)
 
 
@@ -55,21 +49,6 @@ def register(app: typer.Typer) -> None:
 @group.callback()
 def bench() -> None:
     """Run benchmarks. Each prints one JSON document."""
-
-
-@group.command("false-timeouts")
-def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
-    """Run 64 programs of 1 CPU-second with a 10 s limit, submitted at once by 64 clients."""
-    with ensure_system_up(LocalState(directory)):
-        stderr.print(f"{CLIENTS} programs of 1 CPU-second at once; this takes about 32 s on 2 cores", markup=False)
-        try:
-            figures, samples, cores = asyncio.run(_run_false_timeouts(directory))
-        except TangramError as error:
-            fail(str(error))
-    load = {"clients": CLIENTS, "cpu_s": 1.0, "limit_s": 10.0, "cores": cores, "probe_priority": 1}
-    print_report("false-timeouts", as_json=as_json, load=load, figures=figures, samples=samples)
-    if figures["ok_of_64"] != CLIENTS:
-        raise typer.Exit(EXIT_FAILED)
 
 
 @group.command("cpu-allocation")
@@ -363,17 +342,6 @@ def soak(
         fail(str(error))
     load = {"actions": actions, "batch": BATCH, "batches_at_once": CONCURRENT_BATCHES, **RETENTION_SETTINGS}
     print_report("soak", as_json=as_json, load=load, figures=figures, samples=samples)
-
-
-async def _run_false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, Any], int]:
-    connection = resolve_connection(directory=directory)
-    async with AsyncTangram(connection.url, connection.api_key) as client:
-        nodes = (await client.nodes()).items
-        cores = sum(node.capacity.get("cpu_milli", 0) for node in nodes if node.alive) // 1000
-        if not cores:
-            fail("no node is alive; `tangram status` says more")
-        figures, samples = await run_false_timeouts(client, cores=cores)
-    return figures, samples, cores
 
 
 def _sandboxfusion_peers(url: str | None) -> Iterator[PeerSandbox]:

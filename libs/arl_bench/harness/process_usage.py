@@ -11,6 +11,7 @@ __all__ = [
     "loopback_bytes",
     "machine_cpu_s",
     "own_cpu_s",
+    "process_cpu_s",
     "pss_mib",
     "summarize_error",
     "tree_cpu_s",
@@ -41,6 +42,12 @@ def loopback_bytes() -> int:
     """Return the bytes that all processes of this machine have sent to each other over TCP and UDP since boot."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
     return next(int(line.partition(":")[2].split()[0]) for line in lines if line.strip().startswith("lo:"))
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return user and system seconds of a process with all its threads, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 def tree_cpu_s(root: int) -> float:

@@ -1,7 +1,8 @@
-"""A benchmark of false timeouts: 64 programs of one CPU-second with a 10 s limit, submitted at once.
+"""A benchmark of false timeouts: 64 and 256 programs of one CPU-second with a 10 s limit, submitted at once.
 
 A server that starts all of them at once lets all of them fail on two cores: each gets 1/32 of a core. Here the limit
-counts from the start of execution, and no more programs run concurrently than there are cores.
+counts from the start of execution. With exclusive cores no more programs run concurrently than there are cores; with
+shared ones, the time in which a program waits for a core does not count.
 """
 
 import asyncio
@@ -17,9 +18,9 @@ from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
 from arl_wire.actions.action import Action, SubmitActionRequest
 
-__all__ = ["CLIENTS", "run_false_timeouts"]
+__all__ = ["CLIENTS", "CPU_S", "MANY_CLIENTS", "TIMEOUT_S", "run_false_timeouts", "run_programs_at_once"]
 
-CLIENTS = 64
+CLIENTS, MANY_CLIENTS = 64, 256
 TIMEOUT_S = 10.0
 CPU_S = 1.0
 PROBE_INTERVAL_S = 0.5
@@ -35,18 +36,33 @@ while time.process_time() < end:
 
 async def run_false_timeouts(client: AsyncTangram, *, cores: int) -> tuple[dict[str, float], dict[str, Any]]:
     """Return figures and samples. `cores` is the number of cores that the node offers to actions."""
-    floor_cpu_s = _plain_cpu_s()
+    figures: dict[str, float] = {}
+    samples: dict[str, Any] = {}
     await client.run(_probe_action())
+    for prefix, clients, exclusive in (("", CLIENTS, True), ("shared_", CLIENTS, False), ("", MANY_CLIENTS, False)):
+        found, actions = await run_programs_at_once(client, cores=cores, clients=clients, exclusive=exclusive)
+        figures[f"{prefix}ok_of_{clients}"] = found.pop("ok")
+        name = f"{'exclusive' if exclusive else 'shared'}_{clients}"
+        figures |= {f"{name}_{key}": value for key, value in found.items()}
+        samples[name] = actions
+    return figures, samples
+
+
+async def run_programs_at_once(
+    client: AsyncTangram, *, cores: int, clients: int, exclusive: bool
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Run one program of each of `clients` clients at once. Return figures and samples."""
+    floor_cpu_s = _plain_cpu_s()
     done = asyncio.Event()
     probes = asyncio.create_task(_probe_until(client, done))
     begun = time.monotonic()
-    actions = await asyncio.gather(*(client.run(_burner_action(number)) for number in range(CLIENTS)))
+    actions = await asyncio.gather(*(client.run(_burner_action(number, exclusive)) for number in range(clients)))
     wall_s = time.monotonic() - begun
     done.set()
     others = await probes
-    floor_s = floor_cpu_s * CLIENTS / cores
+    floor_s = floor_cpu_s * clients / cores
     figures = {
-        "ok_of_64": float(sum(action.outcome == "ok" for action in actions)),
+        "ok": float(sum(action.outcome == "ok" for action in actions)),
         "wall_s": round(wall_s, 3),
         "floor_s": round(floor_s, 3),
         "wall_over_floor": round(wall_s / floor_s, 4),
@@ -75,14 +91,17 @@ async def _probe_until(client: AsyncTangram, done: asyncio.Event) -> list[float]
     return durations
 
 
-def _burner_action(number: int) -> SubmitActionRequest:
+def _burner_action(number: int, exclusive: bool) -> SubmitActionRequest:
+    """Return a program with one exclusive core, or with shared cores and no declared minimum."""
+    form: dict[str, Any] = {"cpu": 1, "exclusive": True} if exclusive else {}
     return exec_action(
         task="false-timeouts",
         trajectory=f"client-{number}",
         scope="ephemeral",
         argv=["python3", "-c", PROGRAM.format(cpu_s=CPU_S)],
         timeout_s=TIMEOUT_S,
-        memory_mib=128,
+        memory_mib=64,
+        **form,
     )
 
 

@@ -17,6 +17,8 @@ TASK = "step"
 MEMORY_MIB, DISK_MIB = 32, 4
 CALIBRATION_LOOPS = 400_000
 _SIZES: Any = {"memory_mib": MEMORY_MIB, "disk_mib": DISK_MIB}
+LIMITED_CPU_S = 0.1
+"""CPU-seconds of the shortest command that gets a limit; the start of a process is too large a part of shorter ones."""
 SHELL_START_S = 0.002
 """CPU time of the start of a shell, which is a part of each command."""
 
@@ -40,7 +42,11 @@ class StepResult:
     cpu_s: float
     """CPU time of all commands."""
     masked: int
-    """Actions that ended otherwise than `ok`."""
+    """Actions that ended otherwise than `ok`, and not by their limit."""
+    limited: int = 0
+    """Actions that had a limit."""
+    timed_out: int = 0
+    """Actions that were ended by their limit."""
 
 
 def burn_script(turn: StepTurn, *, loops_per_s: float) -> str:
@@ -77,14 +83,18 @@ async def run_step(
     loops_per_s: float,
     step: int = 0,
     hints: StepHints = StepHints.NONE,
+    limit_factor: float | None = None,
 ) -> StepResult:
-    """Run one step. Environments exist before it begins, as a step reuses prepared environments."""
+    """Run one step. Environments exist before it begins, as a step reuses prepared environments.
+
+    With `limit_factor`, a command of at least `LIMITED_CPU_S` has a limit: this multiple of its time alone on a core.
+    """
     names = [f"trajectory-{number}" for number in range(len(workload))]
     await asyncio.gather(*(client.run(task=TASK, trajectory=name, argv=["true"], **_SIZES) for name in names))
     began = time.monotonic()
     played = await asyncio.gather(
         *(
-            _play(client, name, turns, loops_per_s, {"step": step, **_hint_options(hints, name, turns)})
+            _play(client, name, turns, loops_per_s, {"step": step, **_hint_options(hints, name, turns)}, limit_factor)
             for name, turns in zip(names, workload, strict=True)
         )
     )
@@ -93,7 +103,9 @@ async def run_step(
         step_s=max(trajectory.ended for trajectory in played) - began,
         act_s=tuple(action.times.act_s or 0.0 for action in actions),
         cpu_s=sum(action.result.cpu_s for action in actions if action.result is not None),
-        masked=sum(action.outcome is not ActionOutcome.OK for action in actions),
+        masked=sum(action.outcome not in (ActionOutcome.OK, ActionOutcome.USER_TIMEOUT) for action in actions),
+        limited=sum(limit_factor is not None and turn.cpu_s >= LIMITED_CPU_S for each in workload for turn in each),
+        timed_out=sum(action.outcome is ActionOutcome.USER_TIMEOUT for action in actions),
     )
 
 
@@ -115,16 +127,29 @@ class _PlayedTrajectory:
 
 
 async def _play(
-    client: AsyncTangram, name: str, turns: tuple[StepTurn, ...], loops_per_s: float, options: dict[str, Any]
+    client: AsyncTangram,
+    name: str,
+    turns: tuple[StepTurn, ...],
+    loops_per_s: float,
+    options: dict[str, Any],
+    limit_factor: float | None,
 ) -> _PlayedTrajectory:
     """Run the turns of a trajectory, then end it, as a trainer does while others of its step still run."""
     found = []
     for turn in turns:
         await asyncio.sleep(turn.think_s)
+        chosen = dict(options)
+        if limit_factor is not None and turn.cpu_s >= LIMITED_CPU_S:
+            chosen["timeout_s"] = limit_factor * turn.cpu_s
         script = burn_script(turn, loops_per_s=loops_per_s)
         found.append(
             await client.run(
-                task=TASK, trajectory=name, profile=turn.profile, argv=["sh", "-c", script], **_SIZES, **options
+                task=TASK,
+                trajectory=name,
+                profile=turn.profile,
+                argv=["sh", "-c", script],
+                **_SIZES,
+                **chosen,
             )
         )
     ended = time.monotonic()
