@@ -61,7 +61,7 @@ async def _run_false_timeouts(directory: Path) -> tuple[dict[str, float], dict[s
 def core_sharing(
     as_json: JsonOption = False,
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of the exclusive program.")] = 5,
-    shared: Annotated[int, typer.Option(min=1, help="Number of shared programs beside it.")] = 40,
+    shared: Annotated[int, typer.Option(min=1, help="Shared programs that run meanwhile.")] = 40,
     seeds: Annotated[int, typer.Option(min=0, help="Steps of each workload whose commands have limits.")] = 1,
     workload: Annotated[list[StepWorkloadName] | None, typer.Option(help="Workload; may be repeated.")] = None,
 ) -> None:
