@@ -12,7 +12,7 @@ from arl_sim.results import SimResult
 from arl_sim.step_awareness import SimStepAwareness
 from arl_sim.workload import SimWorkload
 
-__all__ = ["ReplayPolicy", "replay"]
+__all__ = ["ReplayPolicy", "create_policy", "replay"]
 
 
 class ReplayPolicy(StrEnum):
@@ -31,11 +31,12 @@ def replay(workload: SimWorkload, policy: ReplayPolicy, *, nodes: int, cores: in
     classes = SimActionClasses(cluster, {}, DemandMode.FIXED if is_pod else DemandMode.SHARED)
     hinted_cores = float(cluster.cores) if policy is ReplayPolicy.TANGRAM_HINTS else 0.0
     return WorkloadSimulation(
-        workload, cluster, _policy(policy), classes, LearnedDurations(), steps=SimStepAwareness(hinted_cores)
+        workload, cluster, create_policy(policy), classes, LearnedDurations(), steps=SimStepAwareness(hinted_cores)
     ).run()
 
 
-def _policy(policy: ReplayPolicy) -> SchedulingPolicy:
+def create_policy(policy: ReplayPolicy) -> SchedulingPolicy:
+    """Create the scheduling policy of a replay."""
     if policy is ReplayPolicy.STATIC:
         return StaticPods(CORE_MILLI)
     if policy is ReplayPolicy.UNLIMITED:

@@ -10,7 +10,7 @@ from arl_sim.workload import ResourceKind, SimTrajectory
 
 __all__ = ["SimStepAwareness"]
 
-PROJECTION_INTERVAL_S = 1.0
+PROJECTION_INTERVAL_S = 0.1
 """Least simulated seconds between two projections, as in the scheduler."""
 
 

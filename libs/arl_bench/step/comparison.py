@@ -11,6 +11,7 @@ from typing import Any
 from arl_bench.harness.bench_system import bench_system
 from arl_bench.harness.process_usage import machine_cpu_s
 from arl_bench.step.run import StepHints, StepResult, calibrate, run_step
+from arl_bench.step.simulated import simulated_ratios
 from arl_bench.step.workloads import StepWorkloadName, earlier_pass, floor_s, make_workload
 
 __all__ = ["CONTENDERS", "StepBenchConfig", "comparison_table", "run_step_comparison"]
@@ -90,7 +91,7 @@ def run_step_comparison(
                     f"{workload} seed {seed} {contender}: ACT {found['act_s']:.3f} s, step {found['step_s']:.2f} s"
                     f" of at least {found['floor_s']:.2f} s"
                 )
-    return _figures(runs), _samples(runs)
+    return _figures(runs) | _simulated_figures(config), _samples(runs)
 
 
 def _run_one(workload: StepWorkloadName, seed: int, contender: str, config: StepBenchConfig) -> _StepRun:
@@ -136,6 +137,18 @@ def _figures(runs: _Runs) -> dict[str, float]:
     return figures
 
 
+def _simulated_figures(config: StepBenchConfig) -> dict[str, float]:
+    """Return the ratios that the simulator gives for the same seeds."""
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    cores = len(os.sched_getaffinity(0))
+    return {
+        f"{workload}_{contender}_sim_{name}_ratio": round(ratio, 3)
+        for workload in config.workloads
+        for contender, ratios in simulated_ratios(workload, seeds, config.contenders, cores=cores).items()
+        for name, ratio in ratios.items()
+    }
+
+
 def _ratios(by_seed: Mapping[int, _StepRun], base: Mapping[int, _StepRun], name: str) -> list[float]:
     """Return the ratio of each seed to the baseline's run of the same seed."""
     return [run.values()[name] / base[seed].values()[name] for seed, run in by_seed.items() if seed in base]
@@ -153,12 +166,14 @@ def _samples(runs: _Runs) -> dict[str, Any]:
 
 
 def comparison_table(figures: Mapping[str, float], config: StepBenchConfig) -> Iterator[str]:
-    """Yield the lines of a table of ratios to `unlimited`."""
-    yield f"{'workload':10} {'policy':16} {'ACT':>8} {'p99':>8} {'step':>8}   ratios to unlimited, medians"
+    """Yield the lines of a table of ratios to `unlimited`, measured and, where it is modelled, simulated."""
+    columns = ("ACT", "p99", "step", "sim ACT", "sim p99", "sim step")
+    yield f"{'workload':10} {'policy':16} {' '.join(f'{column:>8}' for column in columns)}   ratios to unlimited"
     for workload in config.workloads:
         for contender in config.contenders:
             if contender == UNLIMITED:
                 continue
-            ratios = [figures.get(f"{workload}_{contender}_{name}_ratio") for name in ("act", "p99", "step")]
+            names = [f"{kind}{name}_ratio" for kind in ("", "sim_") for name in ("act", "p99", "step")]
+            ratios = [figures.get(f"{workload}_{contender}_{name}") for name in names]
             cells = " ".join(f"{ratio:8.2f}" if ratio is not None else " " * 8 for ratio in ratios)
             yield f"{workload:10} {contender:16} {cells}"

@@ -1,6 +1,6 @@
 """Test that a simulated scheduler finds the trajectories that end their step last."""
 
-from arl_sim.step_awareness import SimStepAwareness
+from arl_sim.step_awareness import PROJECTION_INTERVAL_S, SimStepAwareness
 from arl_sim.workload import ActionWork, ResourceKind, SimTrajectory, TrajectoryAction
 
 LONG, SHORT = (0, "long"), (0, "short")
@@ -42,6 +42,6 @@ def test_ended_trajectory_is_not_critical_after_the_next_projection() -> None:
     steps = started(cores=2)
     steps.project(6.0)
     steps.end(LONG)
-    assert not steps.project(6.5), "projections are at least a second apart"
-    assert steps.project(7.0)
+    assert not steps.project(6.0 + PROJECTION_INTERVAL_S / 2), "the next projection is not due"
+    assert steps.project(6.0 + PROJECTION_INTERVAL_S)
     assert steps.critical == {SHORT}
