@@ -156,6 +156,16 @@ def test_sharing_bench_compares_ways_to_share_one_device() -> None:
     assert figures["restores_share"] == figures["wrong_answers"] == figures["lost"] == 0
 
 
+def test_environments_bench_reports_creations_forks_and_bursts() -> None:
+    options = ("--repeats", "1", "--creations", "4", "--burst", "20", "--live", "20", "--forks", "2", "--no-peers")
+    document = bench("environments", *options)
+    figures = document["figures"]
+    measured = ("create_first_command_p50_ms_c1", "create_first_command_p99_ms_c50", "fork_2_p50_ms", "burst_20_s")
+    assert all(figures[name] > 0 for name in measured)
+    assert (figures["burst_20_failed"], figures["live"]) == (0, 20)
+    assert len(document["samples"]["create_first_command_c1_ms"]) == 4
+
+
 def test_density_bench_reports_idle_environments_and_exec_latency() -> None:
     figures = bench("density", "--environments", "30", "--samples", "20", "--idle-s", "2")["figures"]
     assert all(figures[name] > 0 for name in ("mib_per_environment", "exec_p50_ratio", "create_per_s"))

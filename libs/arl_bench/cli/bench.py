@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from arl_bench.cli import bench_demo, bench_nodes, bench_rewards, bench_sharing, bench_step
+from arl_bench.cli import bench_demo, bench_environments, bench_nodes, bench_rewards, bench_sharing, bench_step
 from arl_bench.control_plane import scheduling_rounds as rounds_
 from arl_bench.control_plane.attacks import AttackBenchConfig, run_attacks
 from arl_bench.control_plane.overhead import OverheadBenchConfig, run_overhead
@@ -37,6 +37,7 @@ group = typer.Typer(
 bench_rewards.register(group)
 bench_nodes.register(group)
 bench_demo.register(group)
+bench_environments.register(group)
 bench_sharing.register(group)
 bench_step.register(group)
 
