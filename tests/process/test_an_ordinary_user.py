@@ -12,6 +12,8 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pytest_asyncio")
+LAUNCHER = ("typing_extensions", "zstandard")
+"""Packages that the tests of the launcher import."""
 SOME_UID = 23456
 EXECUTOR_SUITES = ("conformance", "cpu", "launcher")
 SUITES = (
@@ -83,7 +85,7 @@ def copy_of_the_tree(home: Path) -> None:
         else:
             shutil.copy(source, target)
     (home / "packages").mkdir()
-    for name in (*PYTEST, "typing_extensions"):
+    for name in (*PYTEST, *LAUNCHER):
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:
             continue

@@ -370,7 +370,7 @@ def test_curl_submits_an_action_and_gets_its_outcome(machine: Machine) -> None:
 
 @pytest.mark.slow
 def test_demo_rewards_right_answers_and_no_reward_hacks(machine: Machine) -> None:
-    done = machine.cli("bench", "demo", "--running", "--json", "--quick", "--trajectories", "3")
+    done = machine.cli("bench", "demo", "--running", "--json", "--quick", "--trajectories", "3", timeout_s=600)
     figures = json.loads(done.stdout)["figures"]
     assert figures["trajectories"] == 24
     assert figures["wrong_rewarded"] == figures["right_unrewarded"] == 0

@@ -27,7 +27,12 @@ class Machine:
     directory: Path
 
     def cli(
-        self, *arguments: str, check: bool = True, stdin: str = "", variables: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        check: bool = True,
+        stdin: str = "",
+        variables: Mapping[str, str] | None = None,
+        timeout_s: float = UP_S,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of this system. Without `check` the caller checks the exit code."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
@@ -37,7 +42,7 @@ class Machine:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=UP_S,
+            timeout=timeout_s,
             check=False,
         )
         if check and done.returncode:
