@@ -10,7 +10,7 @@ _SERVICE_SETTINGS = ("log_level", "pool_size", "cell")
 _MANAGER_SETTINGS = ("beat_s", "node_ttl_s", "poll_busy_s", "poll_idle_s", "spool_mib")
 
 FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "cpu-launcher": ("agent", "sandbox_pool_size"),
+    "cpu-launcher": ("agent", "sandbox_pool_size", "network_private", "network_resolvers"),
     "admission": (
         *_SERVICE_SETTINGS,
         "cpu_form",
@@ -71,6 +71,8 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
             "max_pending_scores",
             "wait_poll_s",
             "docs_dir",
+            "network_max",
+            "network_policies",
         ),
     ),
 }

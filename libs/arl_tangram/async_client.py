@@ -12,7 +12,14 @@ from arl_tangram import batches, operations
 from arl_tangram.batches import ActionInput, ActionWindow, to_action, to_actions
 from arl_tangram.environment_handles import AsyncEnvironment, PendingEnvironment
 from arl_tangram.operations import BatchRefused, Operation, RetryDelay, SdkResponse, WaitTimeout
-from arl_tangram.options import EnvironmentOptions, ExecOptions, environment_request, file_action
+from arl_tangram.options import (
+    EnvironmentOptions,
+    ExecOptions,
+    Network,
+    environment_request,
+    file_action,
+    validate_request,
+)
 from arl_tangram.resources import environment_operations, output_streams
 from arl_tangram.resources.administration import AsyncAdminMethods
 from arl_tangram.resources.endpoints import AsyncEndpointMethods
@@ -29,6 +36,7 @@ from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.actions.explanations import ActionExplanation
 from arl_wire.actions.traces import ActionTrace
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
+from arl_wire.environments.network import UpdateEnvironmentRequest
 from arl_wire.errors import TangramError, Unavailable
 
 __all__ = ["AsyncTangram"]
@@ -281,6 +289,13 @@ class AsyncTangram(
         """List all environments, newest first. Ended environments are included unless `state` is `live`."""
         query = operations.query_params(task=task, trajectory=trajectory, state=state)
         return await self._run(environment_operations.list_environments(query, retry_timeout_s=self._retry_timeout_s))
+
+    async def update_environment(self, id: UUID, *, network: Network) -> EnvironmentInfo:
+        """Change the network of a live environment, also for a running program. It applies within about a second."""
+        request = validate_request(UpdateEnvironmentRequest, {"network": network})
+        return await self._run(
+            environment_operations.update_environment(id, request, retry_timeout_s=self._retry_timeout_s)
+        )
 
     async def end_environment(self, id: UUID) -> None:
         """End an environment and delete its content. Actions that wait for it are cancelled."""

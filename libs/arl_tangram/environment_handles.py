@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, Unpack
 from uuid import UUID
 
 from arl_tangram.operations import expect_ok, fetched_files
-from arl_tangram.options import ExecOptions, ForkOptions, environment_files_action
+from arl_tangram.options import ExecOptions, ForkOptions, Network, environment_files_action
 from arl_tangram.sessions import AsyncEnvironmentSession, EnvironmentSession
 from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.environments.environment import EnvironmentInfo, SnapshotInfo
@@ -32,6 +32,7 @@ class EnvironmentClient(Protocol):
     ) -> Action: ...
     def submit(self, action: SubmitActionRequest | None = None, /, **options: Unpack[ExecOptions]) -> Action: ...
     def end_environment(self, id: UUID) -> None: ...
+    def update_environment(self, id: UUID, *, network: Network) -> EnvironmentInfo: ...
     def list_files(self, id: UUID, path: str = "", *, recursive: bool = False) -> list[FileEntry]: ...
     def upload_archive(self, id: UUID, archive: Path | str, path: str = "") -> UploadArchiveResponse: ...
     def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse: ...
@@ -53,6 +54,7 @@ class AsyncEnvironmentClient(Protocol):
     ) -> Action: ...
     async def submit(self, action: SubmitActionRequest | None = None, /, **options: Unpack[ExecOptions]) -> Action: ...
     async def end_environment(self, id: UUID) -> None: ...
+    async def update_environment(self, id: UUID, *, network: Network) -> EnvironmentInfo: ...
     async def list_files(self, id: UUID, path: str = "", *, recursive: bool = False) -> list[FileEntry]: ...
     async def upload_archive(self, id: UUID, archive: Path | str, path: str = "") -> UploadArchiveResponse: ...
     async def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse: ...
@@ -154,6 +156,10 @@ class Environment:
         forks = self._client.fork_environment(self.id, count, **options)
         return [Environment(self._client, each) for each in forks.items]
 
+    def set_network(self, network: Network) -> None:
+        """Change the network, also for a running program. Raises ValidationFailed above the limit of the operator."""
+        self.info = self._client.update_environment(self.id, network=network)
+
     def end(self) -> None:
         """End the environment and delete its content. Queued actions of it are cancelled."""
         self._client.end_environment(self.id)
@@ -246,6 +252,10 @@ class AsyncEnvironment:
         """Create `count` environments with the same files: all of them, or none. Processes are not copied."""
         forks = await self._client.fork_environment(self.id, count, **options)
         return [AsyncEnvironment(self._client, each) for each in forks.items]
+
+    async def set_network(self, network: Network) -> None:
+        """Change the network, also for a running program. Raises ValidationFailed above the limit of the operator."""
+        self.info = await self._client.update_environment(self.id, network=network)
 
     async def end(self) -> None:
         """End the environment and delete its content. Queued actions of it are cancelled."""

@@ -17,6 +17,7 @@ __all__ = [
     "EnvironmentOptions",
     "ExecOptions",
     "ForkOptions",
+    "Network",
     "check_option_names",
     "environment_files_action",
     "environment_request",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 Model = TypeVar("Model", bound=BaseModel)
+Network = str | Mapping[str, Sequence[str]]
+"""`none`, `open`, the name of a policy, or `{"allow": [HOSTS]}`."""
 
 
 class ExecOptions(TypedDict, total=False):
@@ -68,6 +71,8 @@ class ExecOptions(TypedDict, total=False):
     cwd: str
     user: str
     """User of the program: a name or uid of the environment, such as `root`, optionally with `:` and a group."""
+    network: Network
+    """Network of this program only; absent: the environment's."""
     files: Mapping[str, bytes | str]
     """Contents by path below the working directory, written before the start."""
     fetch: Sequence[str]
@@ -113,6 +118,8 @@ class EnvironmentOptions(TypedDict, total=False):
     """Seconds without use after which the environment ends."""
     env: Mapping[str, str]
     """Variables of every program in it."""
+    network: Network
+    """Network of programs in it; absent: none."""
     files: Mapping[str, bytes | str]
     """Contents by path below the working directory."""
     labels: Mapping[str, str]
@@ -131,7 +138,7 @@ class ForkOptions(TypedDict, total=False):
 _DEMAND_FIELDS = ("memory_mib", "disk_mib", "pids", "resources")
 _TOP_LEVEL_FIELDS = (
     "task", "trajectory", "profile", "step", "prompt", "group", "expected_turns", "progress",
-    "source", "session", "command", "stdin", "stdin_open", "env", "cwd", "user",
+    "source", "session", "command", "stdin", "stdin_open", "env", "cwd", "user", "network",
     "timeout_s", "wall_timeout_s", "priority", "deadline_s", "retries", "idempotent", "labels",
 )  # fmt: skip
 

@@ -34,6 +34,7 @@ from arl_wire.environments.environment import EnvironmentInfo, EnvironmentState,
 from arl_wire.environments.files import FileEntry, UploadArchiveResponse
 from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentResponse
 from arl_wire.environments.images import ImagePullProgress
+from arl_wire.environments.network import NetworkAllowList, NetworkRefusal, NetworkUsage, UpdateEnvironmentRequest
 from arl_wire.errors import (
     BadRequest,
     Conflict,
@@ -121,6 +122,9 @@ __all__ = [
     "InputFull",
     "Internal",
     "ItemError",
+    "NetworkAllowList",
+    "NetworkRefusal",
+    "NetworkUsage",
     "NodeImage",
     "NodeInfo",
     "NodeKindBacklog",
@@ -170,6 +174,7 @@ __all__ = [
     "TrajectoryTimes",
     "Unauthenticated",
     "Unavailable",
+    "UpdateEnvironmentRequest",
     "UploadArchiveResponse",
     "ValidationFailed",
     "WaitExplanation",

@@ -16,6 +16,7 @@ from arl_core.durations.shared_demand import SHARED_GUARANTEE_MILLI, SHARED_SLOT
 from arl_wire.actions.action import AmdahlElasticity, CpuRange, NoElasticity, SubmitActionRequest, TableElasticity
 from arl_wire.actions.trajectory_hints import TRAJECTORY_HINTS
 from arl_wire.calls import CallRequest
+from arl_wire.environments.network import NetworkAllowList
 from arl_wire.internal.admission import AdmitItem, CoalescedCall
 from arl_wire.internal.scheduler import GangMembership, QueuedActionRow, TrajectoryHintsPayload
 from arl_wire.scores import ScoreItem
@@ -109,18 +110,6 @@ def normalise(
     sharing = _sharing(action, cpu_form)
     demand = demand_of(action, cpu_form)
     elastic = _elastic(action) if sharing is None else None
-    environment = {
-        "id": str(action.environment.id) if action.environment.id is not None else None,
-        "scope": action.environment.scope,
-        "template": action.environment.template,
-        "idle_ttl_s": action.environment.idle_ttl_s,
-        "memory_mib": action.demand.memory_mib,
-        "disk_mib": action.demand.disk_mib,
-        "pids": action.demand.pids,
-        "require": sorted(CAPABILITY_OF[name] for name in action.require),
-    }
-    if item.begins_with is not None:
-        environment |= {"snapshot": str(item.begins_with.snapshot), "node": item.begins_with.node}
     hints = {name: value for name in TRAJECTORY_HINTS if (value := getattr(action, name)) is not None}
     return NewAction(
         id=id,
@@ -136,7 +125,7 @@ def normalise(
         demand=json.dumps(demand),
         elastic=json.dumps(elastic) if elastic else None,
         cpu_sharing=json.dumps(sharing) if sharing else None,
-        environment=json.dumps(environment),
+        environment=json.dumps(_environment(item)),
         priority=action.priority,
         timeout_s=action.timeout_s,
         wall_timeout_s=action.wall_timeout_s,
@@ -165,6 +154,26 @@ def demand_of(action: SubmitActionRequest, cpu_form: CpuForm = "shared") -> dict
         "disk_mib": action.demand.disk_mib,
         **action.demand.resources,
     }
+
+
+def _environment(item: AdmitItem) -> dict[str, Any]:
+    """Return the part of an action that describes its environment."""
+    action = item.action
+    environment: dict[str, Any] = {
+        "id": str(action.environment.id) if action.environment.id is not None else None,
+        "scope": action.environment.scope,
+        "template": action.environment.template,
+        "idle_ttl_s": action.environment.idle_ttl_s,
+        "memory_mib": action.demand.memory_mib,
+        "disk_mib": action.demand.disk_mib,
+        "pids": action.demand.pids,
+        "require": sorted(CAPABILITY_OF[name] for name in action.require),
+    }
+    if action.kind == "environment.create" and action.network not in (None, "none"):
+        environment["network"] = _network(action)
+    if item.begins_with is not None:
+        environment |= {"snapshot": str(item.begins_with.snapshot), "node": item.begins_with.node}
+    return environment
 
 
 def _shape(action: SubmitActionRequest) -> ResourceShape:
@@ -274,9 +283,16 @@ def _payload(action: SubmitActionRequest, coalesced: Sequence[CoalescedCall]) ->
         "env": action.env,
         "cwd": action.cwd,
         "user": action.user,
+        "network": _network(action) if action.kind == "exec" else None,
         "files": {path: b64encode(content).decode() for path, content in action.files.items()},
         "fetch": action.fetch,
     }
+
+
+def _network(action: SubmitActionRequest) -> str | dict[str, Any] | None:
+    """Return the network as it is stored, or None if the action sets none."""
+    setting = action.network
+    return setting.model_dump() if isinstance(setting, NetworkAllowList) else setting
 
 
 def _call_payload(action: SubmitActionRequest, request: CallRequest) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from arl_gateway.endpoints.service import EndpointService
 from arl_gateway.endpoints.upstream_proxy import UpstreamProxy
 from arl_gateway.environments.archives import ArchiveService
 from arl_gateway.environments.forks import ForkService
+from arl_gateway.environments.network_policies import NetworkPolicies
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.auth import KeyAuthenticator
@@ -136,7 +137,8 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     waiters = ActionWaiters(store, poll_s=settings.wait_poll_s)
     failpoints = Failpoints(settings.failpoints)
     actions = ActionService(store, peers, waiters, admission_url=admission_url, failpoints=failpoints)
-    environments = EnvironmentService(store, actions, cell=settings.cell)
+    networks = NetworkPolicies(settings.network_max, settings.network_policies)
+    environments = EnvironmentService(store, actions, networks, cell=settings.cell)
     archives = ArchiveService(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
     snapshots = SnapshotService(store, archives, peers, admission_url=admission_url)
     stream_limiter = StreamLimiter(settings.max_log_streams, project_limit=settings.max_log_streams_per_project)

@@ -120,6 +120,13 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             },
         }
     },
+    "update_environment": {
+        "setup": {
+            "summary": "Hosts for the set-up phase",
+            "value": {"network": {"allow": ["pypi.org", "files.pythonhosted.org", "*.github.com:443"]}},
+        },
+        "offline": {"summary": "No network for the agent", "value": {"network": "none"}},
+    },
     "fork_environment": {
         "samples": {"summary": "Four forks that end after ten minutes", "value": {"count": 4, "idle_ttl_s": 600}}
     },

@@ -305,6 +305,10 @@ RESPONSE_EXAMPLES: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "The action that creates the environment", {**QUEUED_ACTION, "kind": "environment.create"}
     ),
     ("fork_environment", "201"): _example("A fork of an environment with two running processes", FORKS),
+    ("update_environment", "200"): _example(
+        "An environment with two allowed hosts",
+        {**ENVIRONMENT, "network": {"allow": ["pypi.org", "files.pythonhosted.org"]}},
+    ),
     ("get_environment", "200"): _example("A live environment", ENVIRONMENT),
     ("list_environments", "200"): _example("A page with one environment", {"items": [ENVIRONMENT]}),
     ("read_file", "200"): _example("A text file", "print(42)\n"),

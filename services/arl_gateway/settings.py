@@ -1,8 +1,10 @@
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
 from arl_kit.settings import ServiceSettings
+from arl_wire.environments.network import NetworkAllowList, PolicyName
 
 __all__ = ["GatewaySettings"]
 
@@ -49,6 +51,16 @@ class GatewaySettings(ServiceSettings):
     docs_dir: Path | None = Field(
         default=None,
         description="Directory of the built documentation, served at `/docs`. Absent: `site` in the checkout",
+    )
+    network_max: Literal["none", "allow", "open"] = Field(
+        default="allow",
+        description="Widest network that clients may give to environments. `allow`: listed hosts. `open`: every public"
+        " address",
+    )
+    network_policies: dict[PolicyName, NetworkAllowList] = Field(
+        default_factory=dict,
+        description="Allow lists that clients may name, as JSON: name to an object with `allow`. A list named"
+        " `package-mirrors` replaces the built-in one",
     )
     wait_poll_s: float = Field(
         default=1.0, gt=0, le=1.0, description="Seconds between polls for awaited actions, if no notification arrives"

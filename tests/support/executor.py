@@ -64,6 +64,7 @@ class FakeExecutor:
         self.destroyed: list[UUID] = []
         self.shared_cores: list[tuple[int, ...]] = []
         self.critical: dict[Fence, bool] = {}
+        self.networks: dict[UUID, Any] = {}
         self.acknowledged: list[Fence] = []
         self.file_operation: FileOperation | None = None
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
@@ -137,6 +138,9 @@ class FakeExecutor:
                 self.running[each.fence], cpu_milli=each.cpu_milli, cores=each.cores, resize_seq=each.amounts_seq
             )
         return frozenset(resize.fence for resize in found)
+
+    async def set_networks(self, networks: Mapping[UUID, Any]) -> None:
+        self.networks.update(networks)
 
     async def set_critical(self, changes: Mapping[Fence, bool]) -> None:
         self.critical.update(changes)

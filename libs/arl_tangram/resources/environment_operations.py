@@ -20,6 +20,7 @@ from arl_wire.environments.environment import (
     EnvironmentState,
 )
 from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentResponse
+from arl_wire.environments.network import UpdateEnvironmentRequest
 
 __all__ = [
     "create_environment",
@@ -28,6 +29,7 @@ __all__ = [
     "fork_environment",
     "get_environment",
     "list_environments",
+    "update_environment",
 ]
 
 FORK_SAVE_S = 600.0
@@ -77,6 +79,13 @@ def _post_environment(
 
 def get_environment(id: UUID, *, retry_timeout_s: float) -> Operation[EnvironmentInfo]:
     call = SdkRequest(method="GET", path=f"/v1/environments/{id}")
+    return EnvironmentInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def update_environment(
+    id: UUID, request: UpdateEnvironmentRequest, *, retry_timeout_s: float
+) -> Operation[EnvironmentInfo]:
+    call = SdkRequest(method="PATCH", path=f"/v1/environments/{id}", body=request)
     return EnvironmentInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 

@@ -21,6 +21,7 @@ from arl_wire.actions.trajectory_hints import (
 )
 from arl_wire.calls import CallRequest, EndpointName
 from arl_wire.environments.images import ImagePullProgress
+from arl_wire.environments.network import ACTION_NETWORK_DESCRIPTION, NetworkSetting
 from arl_wire.errors import NotSettled
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ScoreItem, ServiceName
 from arl_wire.validation import (
@@ -72,7 +73,8 @@ RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024),
 
 PROGRAM_FIELDS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
 SANDBOX_FIELDS = (
-    *PROGRAM_FIELDS, "user", "env", "files", "fetch", "environment", "demand", "elasticity", "require", "wall_timeout_s"
+    *PROGRAM_FIELDS, "user", "env", "network", "files", "fetch", "environment", "demand", "elasticity", "require",
+    "wall_timeout_s",
 )  # fmt: skip
 
 
@@ -143,9 +145,7 @@ class SubmitActionRequest(StrictModel):
         description="Standard input. Larger inputs belong into files of an environment",
     )
     stdin_open: bool = Field(
-        default=False,
-        description="True to keep standard input open after `stdin`, so that `POST /v1/actions/{id}/input` can send"
-        " more",
+        default=False, description="True to keep standard input open, so that `POST /v1/actions/{id}/input` sends more"
     )
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
     cwd: RelativePath | None = Field(default=None, description="Start directory, relative to the working directory")
@@ -154,6 +154,7 @@ class SubmitActionRequest(StrictModel):
         description="User of the program and owner of `files`: a name of `/etc/passwd` inside or a uid, optionally with"
         " `:` and a group. `root` is root of the environment only. Absent: the image's user; for `host`, uid 1000",
     )
+    network: NetworkSetting | None = Field(default=None, description=ACTION_NETWORK_DESCRIPTION)
     files: dict[RelativePath, Base64] = Field(
         default_factory=dict,
         max_length=MAX_FILES,
@@ -177,7 +178,7 @@ class SubmitActionRequest(StrictModel):
         ge=1e-6,
         le=86400,
         allow_inf_nan=False,
-        description="Maximum real time in seconds, from the start of the program. Absent: only `timeout_s` applies",
+        description="Maximum real time in seconds. Absent: only `timeout_s` applies",
     )
     demand: DemandSpec = DemandSpec()
     service: ServiceName | None = Field(
@@ -188,12 +189,8 @@ class SubmitActionRequest(StrictModel):
         max_length=MAX_ITEMS,
         description="Items to score; only for kind `score`. The kind of the service determines their fields",
     )
-    endpoint: EndpointName | None = Field(
-        default=None, description="Endpoint to call; only for kind `call`. See `/v1/endpoints`"
-    )
-    request: CallRequest | None = Field(
-        default=None, description="HTTP request to send to `endpoint`; only for kind `call`"
-    )
+    endpoint: EndpointName | None = Field(default=None, description="Endpoint of a `call`. See `/v1/endpoints`")
+    request: CallRequest | None = Field(default=None, description="HTTP request to `endpoint`; only for kind `call`")
     elasticity: Annotated[AmdahlElasticity | TableElasticity | NoElasticity, Field(discriminator="model")] = (
         NoElasticity(model="none")
     )
@@ -249,8 +246,7 @@ class SubmitActionRequest(StrictModel):
         if self.environment.id is not None:
             if self.kind == "environment.create":
                 raise ValueError(
-                    "environment.id must name an existing environment, and kind `environment.create` creates one: use"
-                    " scope `trajectory` and a trajectory"
+                    "kind `environment.create` creates an environment: use a trajectory, not environment.id"
                 )
         elif self.environment.scope == "trajectory" and self.trajectory is None:
             raise ValueError("environment.scope `trajectory` needs a trajectory")
@@ -267,8 +263,10 @@ class SubmitActionRequest(StrictModel):
                 f"kind `{self.kind}` needs a persistent environment: set environment.scope to `trajectory`, or give an"
                 " environment.id"
             )
-        if self.kind in ("environment.files", "environment.transfer") and self.env:
-            raise ValueError(f"kind `{self.kind}` does not run a program: remove env")
+        if self.kind != "environment.create" and (
+            given := [name for name in ("env", "network") if getattr(self, name)]
+        ):
+            raise ValueError(f"kind `{self.kind}` does not run a program: remove {' and '.join(given)}")
         if self.kind == "environment.transfer" and (self.files or self.fetch):
             raise ValueError(
                 "kind `environment.transfer` does not accept files: upload them with `PUT"

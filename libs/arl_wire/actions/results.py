@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from arl_wire.calls import CallResponse
+from arl_wire.environments.network import NetworkUsage
 from arl_wire.scores import Score
 from arl_wire.validation import OutputStream
 
@@ -29,6 +30,7 @@ class ActionResult(BaseModel):
     enforcement: dict[str, str] = Field(
         default_factory=dict, description="Enforcement of each limit: `enforced`, `best_effort` or `absent`"
     )
+    network: NetworkUsage | None = Field(default=None, description="Use of the network. Absent if the action had none")
     scores: list[Score] | None = Field(
         default=None, description="Scores in the order of the items; only for kind `score`"
     )

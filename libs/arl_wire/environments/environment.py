@@ -18,6 +18,7 @@ from arl_wire.actions.action import (
     TemplateName,
     VariableName,
 )
+from arl_wire.environments.network import NETWORK_DESCRIPTION, NetworkAllowList, NetworkSetting
 from arl_wire.validation import Base64, StrictModel
 
 __all__ = [
@@ -79,6 +80,9 @@ class CreateEnvironmentRequest(StrictModel):
         max_length=MAX_FILES,
         description="Files below the working directory: path to content in base64",
     )
+    network: NetworkSetting = Field(
+        default="none", description=f"Network of programs in the environment. {NETWORK_DESCRIPTION}"
+    )
     labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, max_length=64, description="Labels of the action that creates the environment"
     )
@@ -98,6 +102,9 @@ class EnvironmentInfo(BaseModel):
     disk_mib: int
     pids: int
     idle_ttl_s: int
+    network: str | NetworkAllowList = Field(
+        default="none", description="Network of programs in the environment: `none`, `open` or the allowed hosts"
+    )
     created_at: datetime
     last_used_at: datetime
     ended_at: datetime | None = Field(default=None, description="Time at which the environment ended or was lost")

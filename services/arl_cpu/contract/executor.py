@@ -68,6 +68,8 @@ class EnvironmentSpec:
     memory_mib: int
     disk_mib: int
     pids: int
+    network: Any = None
+    """Network between and in attempts, as `NetworkPolicy.to_json` returns it. None: no network."""
     may_make: bool = True
     """False if the environment was used before.
 
@@ -90,6 +92,8 @@ class ExecSpec:
     cwd: str | None
     user: str | None = field(default=None, kw_only=True)
     """User of the program as `USER` or `USER:GROUP`, names or numbers. None: the default of the environment."""
+    network: Any = field(default=None, kw_only=True)
+    """Network of this attempt only, as `NetworkPolicy.to_json` returns it. None: the network of the environment."""
     stdin: bytes
     files: Mapping[str, bytes]
     fetch: tuple[str, ...]
@@ -221,6 +225,8 @@ class ExecutionReport:
     """Number of the attempt's processes that remain in a persistent environment, frozen."""
     environment_lost: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
+    network: Mapping[str, Any] | None = None
+    """Use of the network in the form of `NetworkUsage`. None if the attempt had no network."""
 
     @property
     def weight(self) -> int:
@@ -328,6 +334,12 @@ class Executor(Protocol):
         """Set the cores of all attempts with shared cores, running ones and those that start later.
 
         A later `start` or `resize` that gives a core to another attempt takes effect after this call.
+        """
+
+    async def set_networks(self, networks: Mapping[UUID, Any]) -> None:
+        """Set the networks of persistent environments, as JSON; None for no network. Unknown ones are ignored.
+
+        An attempt with its own network keeps it to its end. Connections that the new network refuses are closed.
         """
 
     async def set_critical(self, changes: Mapping[Fence, bool]) -> None:

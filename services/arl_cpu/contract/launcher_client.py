@@ -84,6 +84,11 @@ class LauncherClient:
         entries = [[encode_fence(fence), is_critical] for fence, is_critical in changes.items()]
         await self._require_connection().send({"op": "critical", "changes": entries})
 
+    async def set_networks(self, networks: Mapping[UUID, Any]) -> None:
+        """Send the networks. The launcher handles messages in their order."""
+        entries = {str(id): network for id, network in networks.items()}
+        await self._require_connection().send({"op": "networks", "networks": entries})
+
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         """Start the operation on a new connection. The launcher passes that connection to the worker process."""
         reader, writer = await _connect(self._path)

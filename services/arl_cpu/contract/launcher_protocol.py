@@ -98,6 +98,7 @@ def encode_spec(spec: ExecSpec) -> JsonObject:
             "memory_mib": environment.memory_mib,
             "disk_mib": environment.disk_mib,
             "pids": environment.pids,
+            "network": environment.network,
             "may_make": environment.may_make,
         },
         "argv": spec.argv,
@@ -105,6 +106,7 @@ def encode_spec(spec: ExecSpec) -> JsonObject:
         "env": dict(spec.env),
         "cwd": spec.cwd,
         "user": spec.user,
+        "network": spec.network,
         "stdin": _encode_bytes(spec.stdin),
         "stdin_open": spec.stdin_open,
         "session": spec.session,
@@ -135,6 +137,7 @@ def decode_spec(data: JsonObject) -> ExecSpec:
         env=data["env"],
         cwd=data["cwd"],
         user=data["user"],
+        network=data["network"],
         stdin=_decode_bytes(data["stdin"]),
         stdin_open=data["stdin_open"],
         session=data["session"],
@@ -219,6 +222,7 @@ _PLAIN_REPORT_FIELDS = (
     "peak_memory_kib",
     "leftover_processes",
     "environment_lost",
+    "network",
 )
 
 

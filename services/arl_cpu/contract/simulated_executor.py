@@ -86,6 +86,10 @@ class SimulatedExecutor:
         """Do nothing: a simulated attempt uses no cores."""
         del cores
 
+    async def set_networks(self, networks: Mapping[UUID, Any]) -> None:
+        """Do nothing: no program runs here."""
+        del networks
+
     async def set_critical(self, changes: Mapping[Fence, bool]) -> None:
         """Do nothing: simulated attempts do not share cores."""
         del changes

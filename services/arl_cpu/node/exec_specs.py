@@ -9,12 +9,19 @@ from arl_core.domain.model import CpuSharing, Fence
 from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from arl_cpu.contract.verifier_packages import VARIABLE, find_packages
+from arl_cpu.egress.node_networks import missing_network_report
 from arl_cpu.node.allocations import AttemptAllocation
 from arl_store.tx import Row
 from arl_wire.internal.node import GrantPayload
 from arl_wire.reward_services.kinds import VERIFIERS
 
-__all__ = ["allocation_from_grant", "exec_spec_from_row", "missing_users_report", "refusal_report", "sharing_from_row"]
+__all__ = [
+    "allocation_from_grant",
+    "exec_spec_from_row",
+    "missing_feature_report",
+    "refusal_report",
+    "sharing_from_row",
+]
 
 
 def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | None:
@@ -54,10 +61,10 @@ def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | N
     return None
 
 
-def missing_users_report(spec: ExecSpec, *, enforced: frozenset[str] | set[str]) -> ExecutionReport | None:
-    """Return the report of an action that names a user on a node whose environments have one user."""
+def missing_feature_report(spec: ExecSpec, *, enforced: frozenset[str] | set[str]) -> ExecutionReport | None:
+    """Return the report of an action that names a user, or needs a network, on a node that does not provide it."""
     if spec.user is None or "users" in enforced:
-        return None
+        return missing_network_report(spec, enforced=enforced)
     message = f"user {spec.user!r}: environments of this node have one user, as `users` of `tangram doctor` explains"
     return ExecutionReport(fence=spec.fence, outcome="infra_error", reason="not_enforced", message=message)
 
@@ -83,6 +90,7 @@ def exec_spec_from_row(
             memory_mib=environment["memory_mib"],
             disk_mib=environment["disk_mib"],
             pids=environment["pids"],
+            network=json.loads(row.network) if row.network is not None else None,
             may_make=row.may_make,
         ),
         argv=tuple(payload["argv"]) if payload["argv"] is not None else None,
@@ -90,6 +98,7 @@ def exec_spec_from_row(
         env=payload["env"] | _verifier_variables(payload),
         cwd=payload["cwd"],
         user=payload.get("user"),
+        network=payload.get("network"),
         stdin=b64decode(payload["stdin"]),
         stdin_open=payload.get("stdin_open", False),
         session=payload.get("session"),

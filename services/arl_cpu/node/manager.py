@@ -24,6 +24,7 @@ from arl_cpu.contract.executor import (
     UnusedCoresEvent,
 )
 from arl_cpu.contract.launcher_protocol import decode_report, encode_report
+from arl_cpu.egress.node_networks import NodeNetworks
 from arl_cpu.images.node_images import NodeImages
 from arl_cpu.node import exec_specs, repository
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
@@ -73,6 +74,7 @@ class CpuManager:
         how: Mapping[str, Any] = {"node_name": settings.node_name, "max_mib": settings.snapshots_mib}
         self.snapshots = NodeSnapshots(settings.snapshots_dir, **how, store=store, executor=executor)
         self._images = NodeImages(store, settings, self._notify_of_room)
+        self._networks = NodeNetworks(executor)
         metrics = metrics or Metrics()
         self._metrics = CpuMetrics(metrics)
         metrics.add_scrape_hook(self._update_gauges)
@@ -102,8 +104,8 @@ class CpuManager:
     async def start(self) -> None:
         """Connect to the executor, register, adopt the state of an earlier process, then start the heartbeat."""
         state = await self._executor.connect()
-        images = self._images.capability(state.capabilities)
-        state = replace(state, capabilities=(*state.capabilities, images))
+        state = replace(state, capabilities=(*state.capabilities, self._images.capability(state.capabilities)))
+        self._networks.adopt(state.environments)
         self._enforced = frozenset(each.name for each in state.capabilities if each.level == "enforced")
         can_use = any(each.name == "templates" and each.level != "absent" for each in state.capabilities)
         self._templates = TemplateInventory(self._settings.templates_dir, can_use=can_use)
@@ -206,8 +208,7 @@ class CpuManager:
 
     def _prepare(self, row: Row, attempt: AttemptAllocation) -> ExecSpec | None:
         """Return None if nothing is to be started: the attempt is refused or waits for its transfer."""
-        refused = exec_specs.refusal_report(row, enforced=self._enforced)
-        if refused is not None:
+        if (refused := exec_specs.refusal_report(row, enforced=self._enforced)) is not None:
             self.transfers.refuse(refused)
             self._settle_in_background(refused)
             return None
@@ -216,7 +217,7 @@ class CpuManager:
             return None
         sharing = exec_specs.sharing_from_row(row) if not self._settings.has_pods else None
         spec = exec_specs.exec_spec_from_row(row, attempt, self._allocations.assign_cores(attempt, sharing), sharing)
-        if (refused := exec_specs.missing_users_report(spec, enforced=self._enforced)) is not None:
+        if (refused := exec_specs.missing_feature_report(spec, enforced=self._enforced)) is not None:
             self._settle_in_background(refused)
             return None
         self.snapshots.expect_restore(row)
@@ -305,16 +306,15 @@ class CpuManager:
         before, recorded = self._allocations.fences, self._allocations.recorded_environments
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
-        running = await self._grants.start_from_poll(found.active_rows, allocated_before=before)
-        await self._resizer.apply_rows(running)
+        await self._resizer.apply_rows(await self._grants.start_from_poll(found.active_rows, allocated_before=before))
         await self._grants.kill_lost_or_cancelled(found.active_rows, allocated_before=before)
         if found.environments_to_end:
             await self._end_environments(found.environments_to_end)
         await self._destroy_lost(recorded - found.live_environments)
+        await self._networks.apply(found.networks)
         if found.snapshots_to_delete:
             await self.snapshots.remove(found.snapshots_to_delete)
-        pulling = self._images.follow(found.image_requests)
-        return pulling or bool(found.active_rows or found.environments_to_end)
+        return self._images.follow(found.image_requests) or bool(found.active_rows or found.environments_to_end)
 
     async def _publish_templates(self) -> None:
         """Publish the templates if any was imported or removed since the last scan."""

@@ -15,7 +15,7 @@ from arl_cpu.contract.executor import ExecutionReport
 from arl_cpu.images.image_repository import IMAGE_REQUESTS
 from arl_node.repository import ACTIVE_ON_NODE, EDGE_ROWS, GRANTED_TO_NODE, fence_columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
-from arl_store.values import storable
+from arl_store.values import storable, storable_json
 
 __all__ = [
     "NodePollResult",
@@ -56,6 +56,13 @@ POLL = text(f"""
                and node_epoch = :epoch
                and ended_at is null
                and lost_at is null) as live,
+           (select coalesce(json_object_agg(id, network), '{{}}')::text
+              from environments
+             where node_id = :node_id
+               and node_epoch = :epoch
+               and ended_at is null
+               and lost_at is null
+               and network is not null) as networks,
            (select coalesce(json_agg(e), '[]')::text
               from (select id, case when delete_requested_at is null then 'idle' else 'deleted' end as reason
                       from environments
@@ -78,9 +85,9 @@ DELETE_SNAPSHOTS = text("delete from snapshots where id = any(cast(:ids as uuid[
 
 RECORD_SNAPSHOT = text("""
     insert into snapshots (id, project_id, queue_id, trajectory, environment_id, node_id, template, memory_mib,
-                           disk_mib, pids, members, bytes)
+                           disk_mib, pids, members, bytes, network)
     select a.id, a.project_id, a.queue_id, a.trajectory, e.id, e.node_id, e.template, e.memory_mib, e.disk_mib, e.pids,
-           :members, :bytes
+           :members, :bytes, e.network
       from actions as a
       join environments as e on e.id = a.environment_id
      where a.id = :id and a.node_epoch = :epoch and a.state = 'running'
@@ -113,11 +120,11 @@ START = text(f"""
                a.cancel_requested_at is not null as cancel
     ), made as (
         insert into environments (id, project_id, queue_id, trajectory, node_id, node_epoch, template, memory_mib,
-                                  disk_mib, pids, idle_ttl_s)
+                                  disk_mib, pids, idle_ttl_s, network)
         select started.environment_id, project_id, queue_id, trajectory, :node_id, :epoch,
                coalesce(s.environment ->> 'template', 'host'), (s.environment ->> 'memory_mib')::int,
                (s.environment ->> 'disk_mib')::int, (s.environment ->> 'pids')::int,
-               (s.environment ->> 'idle_ttl_s')::int
+               (s.environment ->> 'idle_ttl_s')::int, s.environment -> 'network'
           from started
           join action_specs as s using (id)
          where started.environment_id is not null
@@ -129,7 +136,8 @@ START = text(f"""
            started.environment_id is null
            or made.id is not null
            or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live, e.end_reason,
-           made.id is not null or coalesce(e.last_used_at = e.created_at, true) as may_make
+           made.id is not null or coalesce(e.last_used_at = e.created_at, true) as may_make,
+           coalesce(e.network, s.environment -> 'network')::text as network
       from started
       join action_specs as s using (id)
       left join made on made.id = started.environment_id
@@ -138,7 +146,8 @@ START = text(f"""
 
 LOAD = text(f"""
     select a.id, a.grant_no, a.kind, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC_COLUMNS},
-           true as environment_live, e.end_reason, coalesce(e.last_used_at = e.created_at, true) as may_make
+           true as environment_live, e.end_reason, coalesce(e.last_used_at = e.created_at, true) as may_make,
+           coalesce(e.network, s.environment -> 'network')::text as network
       from actions as a
       join action_specs as s using (id)
       left join environments as e on e.id = a.environment_id
@@ -162,16 +171,17 @@ SETTLE = text(f"""
                       cast(:stderrs as bytea[]), cast(:stdout_bytes as bigint[]), cast(:stderr_bytes as bigint[]),
                       cast(:files as text[]), cast(:missing as text[]), cast(:cpu_us as bigint[]),
                       cast(:peaks_kib as bigint[]), cast(:leftover_processes as int[]), cast(:messages as text[]),
-                      cast(:enforcements as text[]))
+                      cast(:enforcements as text[]), cast(:networks as text[]))
                as r (id, grant_no, outcome, reason, run_us, counted_us, environment_lost, exit_code, signal, stdout,
                      stderr, stdout_bytes, stderr_bytes, files, missing, cpu_us, peak_memory_kib, leftover_processes,
-                     message, enforcement)
+                     message, enforcement, network)
     ), {reported_edge(_MAY_RUN_AGAIN, counted_us="r.counted_us")}, result as (
         insert into action_results (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files,
-                                    missing_files, cpu_us, peak_memory_kib, leftover_processes, message, enforcement)
+                                    missing_files, cpu_us, peak_memory_kib, leftover_processes, message, enforcement,
+                                    network)
         select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::json,
                array(select json_array_elements_text(missing::json)), cpu_us, peak_memory_kib, leftover_processes,
-               message, enforcement::jsonb
+               message, enforcement::jsonb, network::json
           from edge
           join report using (id, grant_no)
          where edge.state = 'settled'
@@ -232,6 +242,8 @@ class NodePollResult:
     """Ids of the snapshots to delete."""
     image_requests: Sequence[Mapping[str, Any]]
     """Images to pull or to remove."""
+    networks: Mapping[UUID, Any]
+    """Networks of live environments, as JSON. All others have none."""
 
 
 async def mark_other_epochs_lost(tx: WriteTx, *, node_id: int, epoch: UUID) -> int:
@@ -256,6 +268,7 @@ async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> NodePollResult:
         environments_to_end=ending,
         snapshots_to_delete=unwanted,
         image_requests=json.loads(row.images),
+        networks={UUID(id): network for id, network in json.loads(row.networks).items()},
     )
 
 
@@ -340,6 +353,7 @@ def _result_columns(reports: Sequence[ExecutionReport]) -> dict[str, Any]:
         "leftover_processes": [report.leftover_processes for report in reports],
         "messages": [storable(report.message) for report in reports],
         "enforcements": [json.dumps(dict(report.enforcement)) for report in reports],
+        "networks": [storable_json(json.dumps(report.network)) if report.network else None for report in reports],
     }
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import literal_column, select, text
 
 from arl_store.tables import action_specs, actions, nodes, queues
-from arl_store.tx import ReadTx, Row
+from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
     "actions_by_id",
@@ -16,6 +16,7 @@ __all__ = [
     "list_actions",
     "list_environments",
     "running_actions",
+    "set_network",
     "settled_among",
     "states_by_id",
 ]
@@ -38,7 +39,7 @@ ACTIONS_BY_ID = text("""
            n.url as node_url, n.credential_id as node_credential_id,
            r.id is not null as has_result, r.exit_code, r.signal, r.stdout, r.stderr, r.stdout_bytes, r.stderr_bytes,
            r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.leftover_processes, r.message, r.enforcement,
-           r.scores, r.response::text as response,
+           r.scores, r.response::text as response, r.network::text as network,
            case when a.state = 'queued' and s.environment ->> 'template' like '%/%'
                 then (select to_jsonb(i)::text
                         from (select image.name as image, image.state, node.name as node, image.bytes,
@@ -61,8 +62,8 @@ ACTIONS_BY_ID = text("""
 _ENVIRONMENT = """
     select e.id, q.task, e.trajectory, n.name as node, n.url as node_url,
            n.credential_id as node_credential_id, e.template, e.memory_mib, e.disk_mib, e.pids,
-           e.idle_ttl_s, e.created_at, e.last_used_at, e.end_reason, coalesce(e.ended_at, e.lost_at) as gone_at,
-           s.state, e.delete_requested_at is not null as deleted
+           e.idle_ttl_s, e.network::text as network, e.created_at, e.last_used_at, e.end_reason,
+           coalesce(e.ended_at, e.lost_at) as gone_at, s.state, e.delete_requested_at is not null as deleted
       from environments as e
       join queues as q on q.id = e.queue_id
       join nodes as n on n.id = e.node_id,
@@ -74,6 +75,10 @@ _ENVIRONMENT = """
 """
 
 ENVIRONMENTS_BY_ID = text(_ENVIRONMENT + " and e.id = any(cast(:ids as uuid[]))")
+
+SET_NETWORK = text("""
+    update environments set network = cast(:network as jsonb) where id = :id and project_id = :project_id
+""")
 
 HAS_SUBMISSION_KEY = text(
     "select exists (select from submissions where project_id = :project_id and key = any(:keys)) as known"
@@ -103,6 +108,11 @@ _ACTION = (
     .join(action_specs, action_specs.c.id == actions.c.id)
     .outerjoin(nodes, nodes.c.id == actions.c.node_id)
 )
+
+
+async def set_network(tx: WriteTx, id: UUID, network: str | None, *, project_id: int) -> None:
+    """Set the network of an environment as JSON. Its node applies it at its next poll."""
+    await tx.execute(SET_NETWORK, {"id": id, "network": network, "project_id": project_id})
 
 
 async def actions_by_id(tx: ReadTx, ids: Sequence[UUID]) -> Sequence[Row]:

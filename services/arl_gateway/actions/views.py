@@ -11,6 +11,7 @@ from arl_store.tx import Row
 from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream
 from arl_wire.calls import CallResponse
 from arl_wire.environments.images import ImagePullProgress
+from arl_wire.environments.network import NetworkUsage
 from arl_wire.scores import Score
 
 __all__ = ["action_etag", "action_from_row", "result_size"]
@@ -122,6 +123,7 @@ def _build_result(row: Row) -> ActionResult:
         peak_memory_mib=round(row.peak_memory_kib / 1024, 3),
         leftover_processes=row.leftover_processes,
         enforcement=json.loads(row.enforcement),
+        network=NetworkUsage.model_validate_json(row.network) if row.network is not None else None,
         scores=SCORE_LIST.validate_json(row.scores) if row.scores is not None else None,
     )
 

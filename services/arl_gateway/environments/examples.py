@@ -16,6 +16,7 @@ ENVIRONMENT: dict[str, Any] = {
     "disk_mib": 256,
     "pids": 256,
     "idle_ttl_s": 3600,
+    "network": "none",
     "created_at": "2026-03-02T09:00:00Z",
     "last_used_at": "2026-03-02T09:00:00Z",
 }

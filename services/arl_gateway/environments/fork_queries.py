@@ -11,6 +11,7 @@ __all__ = ["fork_source"]
 FORK_SOURCE = text("""
     select e.id, e.node_id, n.name as node, n.url as node_url, n.credential_id as node_credential_id,
            q.task, e.trajectory, e.template, e.memory_mib, e.disk_mib, e.pids, e.idle_ttl_s, e.end_reason,
+           e.network::text as network,
            case when e.ended_at is not null then 'ended'
                 when e.lost_at is not null then 'lost'
                 when e.delete_requested_at is not null then 'ending'

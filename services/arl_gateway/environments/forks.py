@@ -16,6 +16,7 @@ from arl_gateway.actions import queries
 from arl_gateway.actions.service import ActionService, AdmittedAction, RequestTrace, check_idempotency_key
 from arl_gateway.environments.archives import TRANSFER_TIMEOUT_S, ArchiveService
 from arl_gateway.environments.fork_queries import fork_source
+from arl_gateway.environments.network_policies import network_from_row
 from arl_gateway.environments.service import (
     EnvironmentService,
     creation_error,
@@ -234,6 +235,7 @@ def _creations(
             environment=EnvironmentSelector(scope="trajectory", template=source.template, idle_ttl_s=idle_ttl_s),
             demand=DemandSpec(memory_mib=source.memory_mib, disk_mib=source.disk_mib, pids=source.pids),
             env=json.loads(source.variables or "{}"),
+            network=network_from_row(source),
             labels=body.labels,
         )
         for name in names

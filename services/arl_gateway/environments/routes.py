@@ -8,6 +8,7 @@ from pydantic import AfterValidator
 
 from arl_gateway.actions.submit_routes import SUBMIT_ERRORS
 from arl_gateway.http.dependencies import (
+    BODY_ERRORS,
     COMMON_ERRORS,
     JSON_BODY,
     EnvironmentsDep,
@@ -26,6 +27,7 @@ from arl_wire.environments.environment import (
     EnvironmentListResponse,
     EnvironmentState,
 )
+from arl_wire.environments.network import UpdateEnvironmentRequest
 from arl_wire.errors import BadRequest, Conflict, FieldError, NotFound, RequestTimeout, TooLarge
 
 __all__ = ["router"]
@@ -118,6 +120,25 @@ async def list_environments(
 async def get_environment(id: UUID, caller: Reader, environments: EnvironmentsDep) -> EnvironmentInfo:
     """Return an environment. Returns 404 for an unknown id."""
     return await environments.get(id, caller)
+
+
+@router.patch(
+    "/{id:name}",
+    operation_id="update_environment",
+    summary="Change the network of an environment",
+    dependencies=JSON_BODY,
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, Conflict),
+)
+async def update_environment(
+    id: UUID, body: UpdateEnvironmentRequest, caller: Writer, environments: EnvironmentsDep
+) -> EnvironmentInfo:
+    """Change the network of a live environment within about a second, also of a running program.
+
+    Connections that the new network refuses are closed. An action with its own `network` keeps it to its end. Returns
+    404 for an unknown environment, 409 if it is not alive, and 422 for a network above the limit of the operator.
+    """
+    return await environments.update(id, body, caller)
 
 
 @router.delete(

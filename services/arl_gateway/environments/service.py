@@ -10,6 +10,7 @@ from uuid import UUID
 from arl_core.domain.states import ActionOutcome
 from arl_gateway.actions import queries
 from arl_gateway.actions.service import ActionService, RequestTrace
+from arl_gateway.environments.network_policies import NetworkPolicies, network_from_row, network_to_json
 from arl_gateway.environments.snapshot_queries import snapshot_by_id
 from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore, Row
@@ -24,6 +25,7 @@ from arl_wire.environments.environment import (
     EnvironmentListResponse,
     EnvironmentState,
 )
+from arl_wire.environments.network import UpdateEnvironmentRequest
 from arl_wire.errors import (
     BadRequest,
     Conflict,
@@ -50,9 +52,12 @@ SubmissionOrError = SubmitActionRequest | TangramError
 class EnvironmentService:
     """The operations on persistent environments."""
 
-    def __init__(self, store: PostgresStore, actions: ActionService, *, cell: int = 0) -> None:
+    def __init__(
+        self, store: PostgresStore, actions: ActionService, networks: NetworkPolicies | None = None, *, cell: int = 0
+    ) -> None:
         self._store = store
         self._actions = actions
+        self.networks = networks or NetworkPolicies()
         self._cell = cell
 
     async def create(
@@ -71,6 +76,7 @@ class EnvironmentService:
             environment=EnvironmentSelector(scope="trajectory", template=body.template, idle_ttl_s=body.idle_ttl_s),
             demand=DemandSpec(memory_mib=body.memory_mib, disk_mib=body.disk_mib, pids=body.pids),
             env=body.env,
+            network=self.networks.resolve(body.network),
             files=_encode_files(body.files),
             labels=body.labels,
         )
@@ -107,7 +113,8 @@ class EnvironmentService:
             wrong = FieldError(field="template", message=f"must be the template of the snapshot, {row.template!r}")
         if wrong is not None:
             raise ValidationFailed(f"{wrong.field} {wrong.message}", errors=[wrong])
-        given = {name: row[name] for name in (*SIZE_FIELDS, "template") if name not in body.model_fields_set}
+        stored = {**{name: row[name] for name in (*SIZE_FIELDS, "template")}, "network": network_from_row(row)}
+        given = {name: value for name, value in stored.items() if name not in body.model_fields_set}
         return body.model_copy(update=given), SnapshotSource(snapshot=row.id, node=row.node_id)
 
     async def discard_environment(self, creation: Action, caller: Caller) -> None:
@@ -119,6 +126,14 @@ class EnvironmentService:
     async def get(self, id: UUID, caller: Caller) -> EnvironmentInfo:
         """Return an environment of the caller's project. Raises `NotFound`."""
         return environment_from_row(await self._fetch_row(id, caller))
+
+    async def update(self, id: UUID, body: UpdateEnvironmentRequest, caller: Caller) -> EnvironmentInfo:
+        """Change a live environment. Raises NotFound, Conflict if it is not alive, and ValidationFailed."""
+        network = self.networks.resolve(body.network)
+        await self.require_live(id, caller)
+        async with self._store.write() as tx:
+            await queries.set_network(tx, id, network_to_json(network), project_id=caller.project_id)
+        return await self.get(id, caller)
 
     async def find_by_trajectory(self, task: str, trajectory: str, caller: Caller) -> EnvironmentInfo | None:
         """Return the trajectory's environment, alive or not; None if the next action creates one."""
@@ -183,10 +198,11 @@ class EnvironmentService:
     async def resolve_references(
         self, actions: Sequence[SubmissionOrError], caller: Caller, *, key: str | None
     ) -> Sequence[SubmissionOrError]:
-        """Add the trajectory to each action that names an environment by id; refuse invalid references.
+        """Resolve networks, and the trajectory of each action that names an environment by id; refuse invalid ones.
 
         If the key belongs to an earlier submission, the environment may be over: the answer is the earlier action.
         """
+        actions = [self._resolve_network(each) for each in actions]
         ids = {each.environment.id for each in actions if isinstance(each, SubmitActionRequest)} - {None}
         if not ids:
             return actions
@@ -197,6 +213,14 @@ class EnvironmentService:
             is_repeated = bool(keys) and await queries.has_submission_key(tx, keys, project_id=caller.project_id)
         rows = {row.id: row for row in found}
         return [_resolve_reference(each, rows, must_live=not is_repeated) for each in actions]
+
+    def _resolve_network(self, action: SubmissionOrError) -> SubmissionOrError:
+        if isinstance(action, TangramError):
+            return action
+        try:
+            return self.networks.resolve_action(action)
+        except ValidationFailed as refused:
+            return refused
 
     async def _transfer_files(
         self, id: UUID, caller: Caller, trace: RequestTrace, *, files: dict[str, bytes], fetch: Sequence[str]
@@ -308,6 +332,7 @@ def environment_from_row(row: Row) -> EnvironmentInfo:
         disk_mib=row.disk_mib,
         pids=row.pids,
         idle_ttl_s=row.idle_ttl_s,
+        network=network_from_row(row),
         created_at=row.created_at,
         last_used_at=row.last_used_at,
         ended_at=row.gone_at,

@@ -15,7 +15,7 @@ NODE_TTL_S = 10.0
 
 _SNAPSHOT = """
     select s.id, q.task, s.trajectory, s.environment_id as environment, n.name as node, s.node_id, s.template,
-           s.memory_mib, s.disk_mib, s.pids, s.members, s.bytes, s.created_at,
+           s.memory_mib, s.disk_mib, s.pids, s.members, s.bytes, s.created_at, s.network::text as network,
            b.last_beat > now() - make_interval(secs => :ttl_s) as has_node
       from snapshots as s
       join queues as q on q.id = s.queue_id

@@ -46,6 +46,8 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "SwerexWriteFileRequest": {"path": "a", "content": "b"},
     "TableElasticity": {"model": "table", "seconds": {"1": 2, "2": 1}},
     "TextPart": {"type": "text", "text": "a"},
+    "UpdateEnvironmentRequest": {"network": "open"},
+    "NetworkAllowList": {"allow": ["a.example"]},
     "VerifyRequest": {"response": {}},
     "WaitRequest": {"ids": ["01920000-0000-7000-8000-000000000001"]},
     "PullImagesRequest": {"images": ["python:3.12"]},

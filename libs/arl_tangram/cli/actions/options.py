@@ -16,7 +16,7 @@ from arl_tangram.options import exec_action, validate_request
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import ValidationFailed
 
-__all__ = ["build_request", "read_request"]
+__all__ = ["build_request", "parse_network", "read_request"]
 
 Texts = list[str] | None
 DEFAULT_TASK = "cli"
@@ -81,6 +81,10 @@ ProgressOption = Annotated[float | None, typer.Option(help="Completed fraction o
 EnvOption = Annotated[Texts, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable.")]
 CwdOption = Annotated[str | None, typer.Option(help="Directory below the working directory.")]
 UserOption = Annotated[str | None, typer.Option(help="User of the program, such as root: a name or uid of the image.")]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(help="Network: none, open, a policy such as package-mirrors, or HOST[:PORT] separated by commas."),
+]
 StdinOption = Annotated[Path | None, typer.Option(help="File for standard input; `-` passes this command's.")]
 FileOption = Annotated[list[Path] | None, typer.Option(help="Local file to copy into the action; repeatable.")]
 FetchOption = Annotated[Texts, typer.Option(metavar="PATH", help="File to copy back at the end; repeatable.")]
@@ -111,6 +115,7 @@ def build_request(given: Mapping[str, Any]) -> SubmitActionRequest:
         "resources": parse_amounts("--resource", given.get("resource"), example="network_mbps=100") or None,
         "idempotent": given.get("idempotent") or None,
         "env": dict(parse_pairs("--env", given.get("env"))) or None,
+        "network": parse_network(given.get("network")),
         "stdin": _read_text(Path(stdin)) if stdin is not None else None,
         "files": {path.name: _read_bytes(path) for path in map(Path, given.get("file") or ())},
         "labels": dict(parse_pairs("--label", given.get("label"))) or None,
@@ -119,6 +124,13 @@ def build_request(given: Mapping[str, Any]) -> SubmitActionRequest:
         return exec_action(**options)
     except ValidationFailed as error:
         fail(str(error), EXIT_USAGE)
+
+
+def parse_network(network: str | None) -> str | dict[str, list[str]] | None:
+    """Return the network of `--network`. A text with a dot, colon or comma is a list of hosts."""
+    if network is None or not any(sign in network for sign in ".:,"):
+        return network
+    return {"allow": [each.strip() for each in network.split(",") if each.strip()]}
 
 
 def read_request(path: Path, ctx: typer.Context) -> SubmitActionRequest:

@@ -67,6 +67,7 @@ def submit(
     env: options.EnvOption = None,
     cwd: options.CwdOption = None,
     user: options.UserOption = None,
+    network: options.NetworkOption = None,
     stdin: options.StdinOption = None,
     file: options.FileOption = None,
     fetch: options.FetchOption = None,

@@ -61,6 +61,7 @@ def create(
         int | None, typer.Option(help="Seconds without use after which it ends.", show_default="3600")
     ] = None,
     env: options.EnvOption = None,
+    network: options.NetworkOption = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Create an environment and print its id."""
@@ -74,6 +75,7 @@ def create(
         "pids": pids,
         "idle_ttl_s": idle_ttl_s,
         "env": dict(parse_pairs("--env", env)) or None,
+        "network": options.parse_network(network),
     }
     wanted: EnvironmentOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     with connected_client(directory) as tangram:

@@ -13,7 +13,9 @@ from arl_gateway.compat.e2b.models import (
     ConnectRequest,
     CreateSandboxRequest,
     SandboxTimeout,
+    UpdateNetworkRequest,
     listed_sandbox,
+    network_setting,
     new_sandbox,
 )
 from arl_gateway.compat.e2b.sandboxes import SandboxService
@@ -48,12 +50,16 @@ async def create_sandbox(
         raise not_supported("the MCP gateway of a sandbox (field `mcp`)")
     if body.volumes:
         raise not_supported("volumes (field `volumeMounts`)")
+    network = None
+    if body.network is not None or body.has_internet is False:
+        network = network_setting(body.network, has_internet=body.has_internet, widest=sandboxes.widest_network)
     row = await sandboxes.create(
         caller,
         template=body.template,
         timeout_s=body.timeout,
         metadata=body.metadata,
         variables=body.variables,
+        network=network,
         key=idempotency_key,
     )
     return JSONResponse(new_sandbox(row), 201)
@@ -124,6 +130,15 @@ async def refresh_sandbox(sandbox_id: str, request: Request, caller: Writer, san
     """Extend the life of a sandbox, as old clients do."""
     await _require_running(await sandboxes.get(sandbox_id, caller))
     await sandboxes.set_timeout(sandbox_id, caller, 60, may_shorten=False)
+    return Response(status_code=204)
+
+
+@router.put("/sandboxes/{sandbox_id}/network")
+async def set_sandbox_network(sandbox_id: str, request: Request, caller: Writer, sandboxes: SandboxesDep) -> Response:
+    """Replace the network of a sandbox."""
+    body = UpdateNetworkRequest.model_validate_json(await request.body())
+    network = network_setting(body, has_internet=body.has_internet, widest=sandboxes.widest_network)
+    await sandboxes.set_network(sandbox_id, caller, network)
     return Response(status_code=204)
 
 

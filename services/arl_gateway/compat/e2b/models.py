@@ -4,16 +4,30 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from arl_gateway.compat.e2b.errors import not_supported
 from arl_store.tx import Row
+from arl_wire.environments.network import NetworkAllowList, NetworkSetting
+from arl_wire.errors import FieldError, ValidationFailed
 
-__all__ = ["ENVD_VERSION", "ConnectRequest", "CreateSandboxRequest", "SandboxTimeout", "listed_sandbox", "new_sandbox"]
+__all__ = [
+    "ENVD_VERSION",
+    "ConnectRequest",
+    "CreateSandboxRequest",
+    "SandboxNetwork",
+    "SandboxTimeout",
+    "UpdateNetworkRequest",
+    "listed_sandbox",
+    "network_setting",
+    "new_sandbox",
+]
 
 ENVD_VERSION = "0.6.13"
 """Version of envd whose features the clients expect."""
 MAX_TIMEOUT_S = 30 * 86400
 DEFAULT_TIMEOUT_S = 15
+ALL_TRAFFIC = frozenset({"0.0.0.0/0", "::/0"})
 
 
 class SandboxTimeout(BaseModel):
@@ -26,6 +40,17 @@ class ConnectRequest(SandboxTimeout):
     """A request to connect to a sandbox."""
 
 
+class SandboxNetwork(BaseModel):
+    """The rules for connections of a sandbox to other hosts. Fields about its own ports are ignored."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    allowed: list[str] = Field(default_factory=list, alias="allowOut")
+    denied: list[str] = Field(default_factory=list, alias="denyOut")
+    rules: dict[str, Any] | None = None
+    proxy: dict[str, Any] | None = Field(default=None, alias="egressProxy")
+
+
 class CreateSandboxRequest(SandboxTimeout):
     """A request to create a sandbox."""
 
@@ -35,7 +60,44 @@ class CreateSandboxRequest(SandboxTimeout):
     metadata: dict[str, str] = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict, alias="envVars")
     mcp: dict[str, Any] | None = None
+    network: SandboxNetwork | None = None
+    has_internet: bool | None = Field(default=None, alias="allow_internet_access")
     volumes: list[Any] = Field(default_factory=list, alias="volumeMounts")
+
+
+class UpdateNetworkRequest(SandboxNetwork):
+    """A request that replaces all rules of a sandbox."""
+
+    has_internet: bool | None = Field(default=None, alias="allow_internet_access")
+
+
+def network_setting(
+    network: SandboxNetwork | None, *, has_internet: bool | None, widest: NetworkSetting
+) -> NetworkSetting:
+    """Return the network that E2B's rules mean. Raises GuestCallError for rules that this server cannot apply.
+
+    `widest` is the network of sandboxes without rules. Only hosts of `allowOut` are allowed if there are any.
+    """
+    network = network or SandboxNetwork()
+    if network.rules or network.proxy:
+        raise not_supported("`rules` and `egressProxy` of a sandbox's network")
+    if set(network.denied) - ALL_TRAFFIC:
+        raise not_supported("`denyOut` with a part of the addresses. Deny all of them and list hosts in `allowOut`")
+    if set(network.allowed) & ALL_TRAFFIC:
+        return widest
+    if network.allowed:
+        return to_allow_list(network.allowed)
+    return "none" if network.denied or has_internet is False else widest
+
+
+def to_allow_list(hosts: list[str]) -> NetworkAllowList:
+    """Return the list. Raises ValidationFailed for an invalid host."""
+    try:
+        return NetworkAllowList(allow=hosts)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        field = FieldError(field="network.allowOut", message=message)
+        raise ValidationFailed(f"network.allowOut: {message}", errors=[field]) from None
 
 
 def new_sandbox(row: Row) -> dict[str, Any]:

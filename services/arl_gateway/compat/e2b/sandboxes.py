@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
+from typing import Any
 from uuid import UUID
 
 from arl_gateway.actions.service import ActionService, RequestTrace
@@ -22,6 +23,7 @@ from arl_store.tx import PostgresStore, Row
 from arl_wire.actions.action import HOST_TEMPLATE
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.environments.forks import ForkEnvironmentRequest
+from arl_wire.environments.network import NetworkSetting, UpdateEnvironmentRequest
 from arl_wire.errors import NotFound, TangramError, TemplateNotFound, Unavailable
 
 __all__ = ["TASK", "SandboxService", "parse_sandbox_id", "parse_snapshot_id"]
@@ -69,15 +71,19 @@ class SandboxService:
         timeout_s: int,
         metadata: Mapping[str, str],
         variables: Mapping[str, str],
+        network: NetworkSetting | None,
         key: str | None,
     ) -> Row:
-        """Create a sandbox and wait for it. A repeated `key` returns the same sandbox. Raises TangramError."""
+        """Create a sandbox and wait for it. A repeated `key` returns the same sandbox. Raises TangramError.
+
+        Without `network`, it has the network of its snapshot, or the widest one.
+        """
         try:
-            made = await self._create_environment(caller, template, key)
+            made = await self._create_environment(caller, template, network, key)
         except TemplateNotFound:
             if template not in HOST_ALIASES:
                 raise
-            made = await self._create_environment(caller, HOST_TEMPLATE, key)
+            made = await self._create_environment(caller, HOST_TEMPLATE, network, key)
         try:
             await self._add_sandbox(
                 made.id,
@@ -110,12 +116,17 @@ class SandboxService:
             await sandbox_queries.insert_sandbox(tx, values)
         self.expiry.schedule(id, timeout_s)
 
-    async def _create_environment(self, caller: Caller, template: str, key: str | None) -> EnvironmentInfo:
-        common = {"task": TASK, "idle_ttl_s": MAX_IDLE_S, "labels": {"e2b.template": template}}
+    async def _create_environment(
+        self, caller: Caller, template: str, network: NetworkSetting | None, key: str | None
+    ) -> EnvironmentInfo:
+        common: dict[str, Any] = {"task": TASK, "idle_ttl_s": MAX_IDLE_S, "labels": {"e2b.template": template}}
+        common |= {"network": network} if network is not None else {}
         if (snapshot := parse_snapshot_id(template)) is not None:
             body = CreateEnvironmentRequest(snapshot=snapshot, **common)
         else:
-            body = CreateEnvironmentRequest(template=template, files=self._guest, **common)
+            body = CreateEnvironmentRequest(
+                **{"template": template, "files": self._guest, "network": self.widest_network, **common}
+            )
         made = await self._environments.create(
             body, caller, key=key and f"e2b:{template}:{key}", trace=RequestTrace(), wait_s=CREATE_WAIT_S
         )
@@ -158,6 +169,16 @@ class SandboxService:
             # Processes that ran before the pause run again in the action of this request.
             await channel.call("processes", {})
         return before
+
+    @property
+    def widest_network(self) -> NetworkSetting:
+        """The network of sandboxes without rules: all of the Internet if the operator allows that, else none."""
+        return self._environments.networks.widest()
+
+    async def set_network(self, sandbox_id: str, caller: Caller, network: NetworkSetting) -> None:
+        """Replace the network of a sandbox, also for its running commands. Raises NotFound, Conflict."""
+        row = await self.get(sandbox_id, caller)
+        await self._environments.update(row.id, UpdateEnvironmentRequest(network=network), caller)
 
     async def pause(self, sandbox_id: str, caller: Caller) -> bool:
         """Pause a sandbox: no process runs, and it does not end. Return False if it was paused. Raises NotFound."""
