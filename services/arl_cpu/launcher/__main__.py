@@ -29,6 +29,8 @@ from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.cgroups import find_cgroup_tree
 from arl_cpu.launcher.linux.event_loop import EventLoop
 from arl_cpu.launcher.linux.id_ranges import open_id_ranges
+from arl_cpu.launcher.network.egress_process import EGRESS_SETTINGS
+from arl_cpu.launcher.network.environment_network import network_capability
 from arl_cpu.launcher.sandbox.sandbox import SandboxPool
 from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost
 from arl_cpu.launcher.sandbox.zygote import start_zygote
@@ -54,6 +56,7 @@ _SETTINGS = (
     "TANGRAM_TEMPLATES_DIR",
     "TANGRAM_AGENT",
     _FALLBACK_REASON,
+    *EGRESS_SETTINGS,
 )
 _DEFAULT_POOL_SIZE, _MAX_POOL_SIZE = 8, 1000
 _PASSED_VARIABLES = frozenset(
@@ -213,6 +216,7 @@ def _run_driver(settings: LauncherSettings, driver: IsolationDriver, fallback_re
     try:
         return _serve(settings, host, agent, fallback_reason, check_only=check_only)
     finally:
+        host.egress.stop()
         host.zygote.channel.close()
         if tree is not None:
             tree.remove()
@@ -253,6 +257,7 @@ def _serve(
             run_selftest(host, settings.directory) if driver.is_isolated else capabilities_without_isolation()
         )
         capabilities = (*capabilities, run_template_selftest(host, settings.directory), users_capability(host), agent)
+        capabilities = (*capabilities, network_capability(host))
     except OSError as problem:
         raise DriverUnavailable(str(problem)) from problem
     if fallback_reason:

@@ -232,6 +232,18 @@ class SandboxAttempt:
         self.followers.notify()
         return self.is_over_output()
 
+    def attribute_missing(self, text: str, message: dict[str, Any], *, template_has_it: bool) -> None:
+        """Attribute a missing interpreter: a template without it is not the program's fault.
+
+        A program that removes the interpreter must not gain.
+        """
+        if template_has_it:
+            message["refused"] = text
+            return
+        self.cause = self.cause or "setup"
+        message["message"] = text
+        message.pop("status", None)
+
     def finish(self) -> None:
         """Read all output so far and close the input. The writers are dead or frozen, so the output ends."""
         for capture in self.captures:

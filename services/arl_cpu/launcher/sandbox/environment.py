@@ -18,15 +18,16 @@ from arl_cpu.launcher.isolation.mounts import WORKSPACE
 from arl_cpu.launcher.linux.id_ranges import give_file
 from arl_cpu.launcher.linux.packet_channel import read_file
 from arl_cpu.launcher.linux.processes import ProcessInfo
+from arl_cpu.launcher.network.environment_network import EnvironmentNetwork
 from arl_cpu.launcher.sandbox.attempt import LeftoverOutputs, OutputCapture, SandboxAttempt, StopCause
 from arl_cpu.launcher.sandbox.cpu_limits import SandboxCpu
 from arl_cpu.launcher.sandbox.environment_template import (
     choose_user,
     has_program,
+    program_variables,
     template_home,
-    template_variables,
 )
-from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
+from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request
 from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxPool
 from arl_cpu.launcher.sandbox.sandbox_host import SandboxHost, SandboxOwner
 from arl_cpu.launcher.sandbox.shell_manager import ShellManager
@@ -65,6 +66,7 @@ class SandboxEnvironment:
         self._leftover_outputs = LeftoverOutputs(host.loop, self._leftover_output_read)
         self._has_leftovers = False
         self._shell_manager = ShellManager(host.loop, self._send_order, self._send_finish, self._append_terminal_output)
+        self.network = EnvironmentNetwork(host, str(spec.id), spec.network)
         self._pool = pool
         self._acquire_sandbox(pool.acquire if template is None else partial(pool.create, template=template))
 
@@ -80,7 +82,7 @@ class SandboxEnvironment:
         if self._sandbox.pid is not None:
             self._limit_setup(attempt)
         if self._is_ready:
-            self._start(attempt)
+            self._prepare_network(attempt)
 
     def stop(self, cause: StopCause) -> None:
         """Stop the running attempt in stages: by the agent, then by killing pid 1 and the whole environment."""
@@ -215,7 +217,7 @@ class SandboxEnvironment:
             case "ready":
                 self._is_ready = True
                 if self.attempt is not None:
-                    self._start(self.attempt)
+                    self._prepare_network(self.attempt)
             case "started" if self.attempt is not None:
                 self._started(self.attempt)
             case "file" if self.attempt is not None:
@@ -223,6 +225,21 @@ class SandboxEnvironment:
                 self.attempt.files[path] = read_file(files[0], message["size"])
             case "exited" if self.attempt is not None:
                 self._exited(self.attempt, message)
+
+    def _prepare_network(self, attempt: SandboxAttempt) -> None:
+        """Start the attempt once its network is open, unless it was stopped meanwhile."""
+
+        def opened(problem: str | None) -> None:
+            if self.attempt is not attempt:
+                return
+            if problem is not None:
+                self.failed(problem)
+            elif attempt.cause is not None:
+                self._exited(attempt, {})
+            else:
+                self._start(attempt)
+
+        self.network.begin(attempt.spec, self._sandbox, opened)
 
     def _start(self, attempt: SandboxAttempt) -> None:
         try:
@@ -243,9 +260,10 @@ class SandboxEnvironment:
         spec = attempt.spec
         if spec.argv is None and spec.source is None and spec.env:
             self._variables = dict(spec.env)
-        order = build_request(
-            spec, self._workspace(), self._template_variables(spec.user), self._variables, self.user_of(spec.user)
-        )
+        prefix, has_users = self._host.base_prefix, self._sandbox.has_users
+        given = program_variables(self._template, prefix, self._workspace(), user=spec.user, has_users=has_users)
+        given |= self.network.variables
+        order = build_request(spec, self._workspace(), given, self._variables, self.user_of(spec.user))
         host_id = self._sandbox.host_id
         attempt.started_at = time.monotonic()
         if spec.session is not None:
@@ -279,17 +297,6 @@ class SandboxEnvironment:
         """Return the user of an action, or None if the environment has one user. Raises ValueError."""
         return choose_user(wanted, self._template, has_users=self._sandbox.has_users)
 
-    def _template_variables(self, user: str | None = None) -> Mapping[str, str]:
-        """Return the variables. The agent adds the home directory of a user that has an entry of its own."""
-        workspace = self._workspace()
-        if self._template is None:
-            found = host_variables(self._host.base_prefix, workspace)
-            return found if user is None else {name: found[name] for name in found if name != "HOME"}
-        found = dict(template_variables(self._template, workspace))
-        if self._sandbox.has_users and "HOME" not in self._template.template.env:
-            del found["HOME"]
-        return found
-
     def _workspace(self) -> str:
         if self._template is not None and self._template.template.workdir is not None:
             return self._template.template.workdir
@@ -316,23 +323,15 @@ class SandboxEnvironment:
             return
         missing = MISSING_PYTHON if message.pop("no_interpreter", False) else message.pop("missing", None)
         if missing is not None:
-            self._attribute_missing(attempt, missing, message)
+            name = "python3" if attempt.spec.source is not None else "bash"
+            can_run = self._template is None or has_program(self._template, name)
+            attempt.attribute_missing(missing, message, template_has_it=can_run)
         attempt.exit_message = message
         attempt.cancel_timer()
         if self.spec.scope == "ephemeral":
             self.end()
         else:
             self._settle_once_frozen(attempt, time.monotonic() + _FREEZE_LIMIT_S)
-
-    def _attribute_missing(self, attempt: SandboxAttempt, text: str, message: dict[str, Any]) -> None:
-        """A template without the interpreter is not the program's fault. A program that removes it must not gain."""
-        name = "python3" if attempt.spec.source is not None else "bash"
-        if self._template is None or has_program(self._template, name):
-            message["refused"] = text
-            return
-        attempt.cause = attempt.cause or "setup"
-        message["message"] = text
-        message.pop("status", None)
 
     def _settle_once_frozen(self, attempt: SandboxAttempt, deadline: float) -> None:
         """Settle once all is frozen. A process freezes when it next runs, so the event loop continues meanwhile."""
@@ -364,7 +363,8 @@ class SandboxEnvironment:
                 self._leftover_outputs.keep(capture)
             else:
                 capture.close()
-        self._on_report(attempt.report(usage, peak_kib, lost=lost, enforcement=self._host.enforcement))
+        report = attempt.report(usage, peak_kib, lost=lost, enforcement=self._host.enforcement)
+        self.network.finish(report, self._on_report)
 
     def _leftover_output_read(self, size: int) -> None:
         """Count output of remaining processes against the running attempt."""
@@ -392,6 +392,7 @@ class SandboxEnvironment:
     def _sandbox_removed(self) -> None:
         self._shell_manager.close()
         self._leftover_outputs.close()
+        self.network.close()
         if self._template is not None:
             self._template.close()
         self._on_removed(self, self._loss_reason)

@@ -1,7 +1,6 @@
 """The use of a template by an environment: layers for the agent, and variables for every process."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from arl_core.images.references import is_image_name
 from arl_cpu.launcher.isolation.drivers import IsolationDriver
 from arl_cpu.launcher.isolation.users import HOST_USER, ROOT
 from arl_cpu.launcher.linux import syscalls
+from arl_cpu.launcher.sandbox.request_builder import host_variables
 from arl_cpu.templates.template import HOST_TEMPLATE
 from arl_cpu.templates.template_store import LAYER_TREE, OpenTemplate, TemplateStore, UnknownTemplate
 
@@ -18,8 +18,8 @@ __all__ = [
     "has_program",
     "layers_message",
     "open_template",
+    "program_variables",
     "template_home",
-    "template_variables",
 ]
 
 # Defaults of container runtimes.
@@ -72,9 +72,20 @@ def layers_message(opened: OpenTemplate, agent_pid: int) -> tuple[dict[str, Any]
         return said, None
 
 
-def template_variables(opened: OpenTemplate, workspace: str) -> Mapping[str, str]:
-    """Return the variables of every process. Those of the action take precedence."""
-    return {**_VARIABLES, "HOME": template_home(opened, workspace), **opened.template.env}
+def program_variables(
+    opened: OpenTemplate | None, base_prefix: str, workspace: str, *, user: str | None, has_users: bool
+) -> dict[str, str]:
+    """Return the variables of a program. Those of the action take precedence.
+
+    The agent adds the home directory of a user that has an entry of its own.
+    """
+    if opened is None:
+        found = host_variables(base_prefix, workspace)
+        return found if user is None else {name: found[name] for name in found if name != "HOME"}
+    found = {**_VARIABLES, "HOME": template_home(opened, workspace), **opened.template.env}
+    if has_users and "HOME" not in opened.template.env:
+        del found["HOME"]
+    return found
 
 
 def template_home(opened: OpenTemplate | None, workspace: str) -> str:

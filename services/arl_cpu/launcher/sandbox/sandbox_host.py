@@ -11,6 +11,7 @@ from arl_cpu.launcher.isolation.drivers import IsolationDriver
 from arl_cpu.launcher.linux.cgroups import CgroupTree
 from arl_cpu.launcher.linux.event_loop import EventLoop
 from arl_cpu.launcher.linux.id_ranges import IdRanges
+from arl_cpu.launcher.network.egress_process import EgressProcess
 from arl_cpu.launcher.sandbox.zygote import Zygote
 from arl_cpu.templates.template_store import TemplateStore
 
@@ -46,9 +47,14 @@ class SandboxHost:
     """Implementation of the agent."""
     sandboxes: dict[int, ReapedSandbox] = field(default_factory=dict)
     workers: dict[int, Callable[[int], None]] = field(default_factory=dict)
-    """Callbacks for the exit status of file workers, by pid."""
+    """Callbacks for the exit status of file workers and of other processes of the launcher, by pid."""
     enforcement: Mapping[str, str] = field(default_factory=dict)
     used_numbers: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        # The uid is below those of the environments, and the process may do nothing that another user may not.
+        uid = self.first_host_id - 1 if self.first_host_id is not None else None
+        self.egress = EgressProcess(self.loop, self.workers, uid)
 
     @property
     def ready_file(self) -> Path:

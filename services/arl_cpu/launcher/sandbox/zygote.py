@@ -23,6 +23,7 @@ from arl_cpu.launcher.isolation.drivers import IsolationDriver
 from arl_cpu.launcher.linux.id_ranges import IDS_PER_ENVIRONMENT
 from arl_cpu.launcher.linux.packet_channel import PacketChannel, create_sealed_file, read_file
 from arl_cpu.launcher.linux.syscalls import CLONE_ALL, unshare
+from arl_cpu.launcher.network.listeners import run_listener_process
 
 __all__ = ["INSIDE_ID", "Zygote", "start_zygote"]
 
@@ -66,7 +67,9 @@ class Zygote:
     def fork_worker(
         self, stream: int, mounts: int | None, request: Mapping[str, Any], on_created: "_CreatedCallback"
     ) -> None:
-        """Fork a worker for an environment's files, as `fork_agent` does an agent. Both files are taken over.
+        """Fork a worker for an environment's files or sockets, as `fork_agent` does an agent.
+
+        `mounts` is a namespace of the environment. Both files are taken over.
 
         The request may be longer than a packet and is passed as a file.
         """
@@ -294,6 +297,8 @@ def _run_worker_intermediate(to_zygote: socket.socket, files: Sequence[int]) -> 
     try:
         wanted = json.loads(read_file(files[0]))
         pid = os.fork()
+        if pid == 0 and wanted["op"] == "network":
+            run_listener_process(files[1], files[2])
         if pid == 0:
             worker.run_worker(files[1], files[2] if len(files) > 2 else None, wanted)
         to_zygote.sendall(_PID_STRUCT.pack(pid))

@@ -103,6 +103,12 @@ class LauncherNode:
             environment.set_shared_cores(cores)
         self.shared_attempts.set_cores(cores)
 
+    def set_networks(self, networks: Mapping[str, Any]) -> None:
+        """Set the networks of persistent environments by id, as JSON."""
+        for id, network in networks.items():
+            if (environment := self._persistent.get(UUID(id))) is not None and not environment.is_ending:
+                environment.network.set_own(network)
+
     def set_critical(self, changes: Mapping[Fence, bool]) -> None:
         """Set whether running attempts belong to critical trajectories."""
         for fence, is_critical in changes.items():

@@ -91,8 +91,8 @@ class LauncherServer:
                 self._accept_manager(connection, message["id"])
             case "start":
                 self._node.start([decode_spec(spec) for spec in message["specs"]])
-            case "resize" | "share" | "critical":
-                self._serve_cores(connection, message)
+            case "resize" | "share" | "critical" | "networks":
+                self._serve_change(connection, message)
             case "follow" | "unfollow" | "feed":
                 self._serve_stream(connection, message)
             case "kill":
@@ -119,7 +119,10 @@ class LauncherServer:
             connection.send({"id": request_id, "report": encode_report(report)})
         connection.send({"id": request_id, "state": encode_state(self._state()), "session": self._session})
 
-    def _serve_cores(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
+    def _serve_change(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
+        if message["op"] == "networks":
+            self._node.set_networks(message["networks"])
+            return
         if message["op"] == "share":
             self._node.set_shared_cores(message["cores"])
             return

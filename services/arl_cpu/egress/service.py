@@ -1,0 +1,98 @@
+"""The egress process of a node: it receives listening sockets and policies from the launcher and serves them."""
+
+import asyncio
+import json
+import socket
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from arl_core.network.policy import NetworkPolicy
+from arl_cpu.egress.dialer import Dialer
+from arl_cpu.egress.gate import ConnectionHandler, EnvironmentGate
+from arl_cpu.egress.handlers import DnsServer, serve_http, serve_proxy, serve_tls
+from arl_cpu.launcher.linux.packet_channel import PacketChannel
+
+__all__ = ["HANDLERS", "EgressService"]
+
+HANDLERS: dict[str, ConnectionHandler] = {"proxy": serve_proxy, "http": serve_http, "tls": serve_tls}
+DNS = "dns"
+
+
+class EgressService:
+    """The gates of all environments of a node. One loop serves them, and no environment can end it."""
+
+    def __init__(self, channel: PacketChannel, dialer: Dialer) -> None:
+        self._channel, self._dialer = channel, dialer
+        self._gates: dict[str, EnvironmentGate] = {}
+        self._outgoing: deque[bytes] = deque()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the launcher ends."""
+        loop = asyncio.get_running_loop()
+        end = self._channel.socket
+        received: asyncio.Queue[tuple[dict[str, Any], list[int]]] = asyncio.Queue()
+        loop.add_reader(end.fileno(), self._receive, received)
+        handling = asyncio.create_task(self._handle_all(received))
+        await self._ended.wait()
+        handling.cancel()
+        for gate in self._gates.values():
+            gate.close()
+
+    def _receive(self, received: "asyncio.Queue[tuple[dict[str, Any], list[int]]]") -> None:
+        message = self._channel.receive()
+        if message is None:
+            asyncio.get_running_loop().remove_reader(self._channel.socket.fileno())
+            self._ended.set()
+        else:
+            received.put_nowait(message)
+
+    async def _handle_all(self, received: "asyncio.Queue[tuple[dict[str, Any], list[int]]]") -> None:
+        """Handle the messages in their order."""
+        while True:
+            message, files = await received.get()
+            await self._handle(message, files)
+
+    async def _handle(self, message: dict[str, Any], files: list[int]) -> None:
+        match message:
+            case {"op": "open", "environment": id, "policy": policy, "sockets": names}:
+                await self._open(id, NetworkPolicy.from_json(policy), list(zip(names, files, strict=True)))
+            case {"op": "policy", "environment": id, "policy": policy} if id in self._gates:
+                self._gates[id].set_policy(NetworkPolicy.from_json(policy))
+            case {"op": "usage", "environment": id, "ticket": ticket}:
+                self._send({"ticket": ticket, "usage": self._gates[id].take_usage() if id in self._gates else {}})
+            case {"op": "close", "environment": id} if id in self._gates:
+                self._gates[id].close()  # its use is still to be reported
+            case {"op": "forget", "environment": id} if id in self._gates:
+                self._gates.pop(id).close()
+
+    async def _open(self, id: str, policy: NetworkPolicy, sockets: Sequence[tuple[str, int]]) -> None:
+        gate = self._gates.setdefault(id, EnvironmentGate(id, policy, self._dialer))
+        gate.close()
+        gate.policy = policy
+        for name, file in sockets:
+            opened = socket.socket(fileno=file)
+            opened.setblocking(False)
+            if name == DNS:
+                await gate.serve_datagrams(opened, DnsServer(gate))
+            else:
+                await gate.serve(opened, HANDLERS[name])
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._outgoing.append(json.dumps(message).encode())
+        self._write()
+
+    def _write(self) -> None:
+        """Send what the channel takes. The launcher may be busy, and waiting for it would stop all environments."""
+        end, loop = self._channel.socket, asyncio.get_running_loop()
+        with suppress(ConnectionError):
+            while self._outgoing:
+                try:
+                    end.send(self._outgoing[0], socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    loop.add_writer(end.fileno(), self._write)
+                    return
+                self._outgoing.popleft()
+        loop.remove_writer(end.fileno())

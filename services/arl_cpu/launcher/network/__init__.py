@@ -1,0 +1,1 @@
+"""The network of environments: sockets inside, and the process outside that serves them."""
