@@ -243,14 +243,16 @@ def _end_with_the_test() -> None:
 
 
 @asynccontextmanager
-async def a_bench(directory: Path, driver: str, *, ready: int = 0, prefix: Sequence[str] = ()) -> AsyncIterator[Bench]:
+async def a_bench(
+    directory: Path, driver: str, *, ready: int = 0, prefix: Sequence[str] = (), **more: str
+) -> AsyncIterator[Bench]:
     """Run a launcher with a connected manager; by default it creates no environments in advance.
 
-    After an at sign, `driver` has the user of attempts that name none.
+    After an at sign, `driver` has the user of attempts that name none. `more` are variables of the launcher.
     """
     driver, _, user = driver.partition("@")
     templates = str(directory / "templates")
-    variables = {"TANGRAM_SANDBOX_POOL_SIZE": str(ready), "TANGRAM_TEMPLATES_DIR": templates}
+    variables = {"TANGRAM_SANDBOX_POOL_SIZE": str(ready), "TANGRAM_TEMPLATES_DIR": templates, **more}
     launcher = Launcher(directory, driver, prefix, **variables)
     launcher.wait_until_ready()
     client = LauncherClient(launcher.socket)
