@@ -62,7 +62,7 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "select (kind, node_name, pool) on node_roles",
         "select, insert, update, delete on pools",
         "select, insert, update, delete on e2b_sandboxes",
-        "update (network) on environments",
+        "update (network, network_version) on environments",
     ),
     ServiceRole.ADMISSION: (
         *(f"select on {table}" for table in _SERVICE_READS if table != "action_results"),

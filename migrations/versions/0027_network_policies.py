@@ -9,7 +9,7 @@ depends_on = None
 
 # Null means no network, which all earlier environments have.
 STATEMENTS = (
-    "alter table environments add column network jsonb",
+    "alter table environments add column network jsonb, add column network_version int not null default 0",
     "alter table snapshots add column network jsonb",
     "alter table action_results add column network json",
 )

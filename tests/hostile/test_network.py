@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.contract.executor import EnvironmentSpec, ExecutionReport
+from arl_cpu.contract.executor import EnvironmentSpec, ExecutionReport, NetworkVersion
 from support.conditions import eventually
 from support.network import PUBLIC, SmallInternet, a_small_internet
 from support.sandbox import (
@@ -386,10 +386,11 @@ async def test_policy_change_closes_and_opens_connections_of_a_running_program(
     program = a_program(HOLD, environment=trajectory)
     running = await sandbox.begin(program)
     await follow(sandbox, program.fence, b"open")
-    await sandbox.executor.set_networks({trajectory.id: {"allow": ["odd.example:8443"]}})
+    await sandbox.executor.set_networks({trajectory.id: NetworkVersion(1, {"allow": ["odd.example:8443"]})})
     await follow(sandbox, program.fence, b"closed")
-    await sandbox.executor.set_networks({trajectory.id: None})
-    await sandbox.executor.set_networks({trajectory.id: ALLOWED})
+    await sandbox.executor.set_networks({trajectory.id: NetworkVersion(2, None)})
+    await sandbox.executor.set_networks({trajectory.id: NetworkVersion(3, ALLOWED)})
+    await sandbox.executor.set_networks({trajectory.id: NetworkVersion(2, None)})  # is late
     report = await running
     assert report.outcome == "ok", report
     assert report.stdout.data == b"open\nclosed\nagain\n"

@@ -18,6 +18,7 @@ from arl_cpu.contract.executor import (
     FeedResult,
     FileOperation,
     FileOperationError,
+    NetworkVersion,
     RunningAttempt,
     UnusedCoresEvent,
 )
@@ -64,7 +65,7 @@ class FakeExecutor:
         self.destroyed: list[UUID] = []
         self.shared_cores: list[tuple[int, ...]] = []
         self.critical: dict[Fence, bool] = {}
-        self.networks: dict[UUID, Any] = {}
+        self.networks: dict[UUID, NetworkVersion] = {}
         self.acknowledged: list[Fence] = []
         self.file_operation: FileOperation | None = None
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
@@ -139,7 +140,7 @@ class FakeExecutor:
             )
         return frozenset(resize.fence for resize in found)
 
-    async def set_networks(self, networks: Mapping[UUID, Any]) -> None:
+    async def set_networks(self, networks: Mapping[UUID, NetworkVersion]) -> None:
         self.networks.update(networks)
 
     async def set_critical(self, changes: Mapping[Fence, bool]) -> None:

@@ -20,6 +20,8 @@ class SmallInternet:
 
     names: dict[str, list[str]] = field(default_factory=dict)
     """Addresses by name. If there are several, each query takes the next one and the last one stays."""
+    pages: dict[str, bytes] = field(default_factory=dict)
+    """Bodies by path."""
     queries: list[str] = field(default_factory=list)
     received: list[bytes] = field(default_factory=list)
     """First bytes of each connection to the public servers."""
@@ -58,6 +60,10 @@ class SmallInternet:
         if data.startswith(b"GET /hold"):
             writer.write(b"HTTP/1.1 200 OK\r\n\r\nheld\n")
             await reader.read()
+        elif (page := self.pages.get(data[4:].partition(b" ")[0].decode(errors="replace"))) is not None:
+            kind = b"text/html" if page.startswith(b"<") else b"application/octet-stream"
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (kind, len(page))
+            writer.write(head + page)
         elif data.startswith(b"GET /away"):
             writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://evil.example/\r\nContent-Length: 0\r\n\r\n")
         elif data[:1].isalpha():

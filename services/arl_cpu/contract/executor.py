@@ -27,6 +27,7 @@ __all__ = [
     "FeedResult",
     "FileOperation",
     "FileOperationError",
+    "NetworkVersion",
     "NodeCapability",
     "RunningAttempt",
     "TimeoutReason",
@@ -57,6 +58,14 @@ MAX_CHUNK_BYTES = 64 << 10
 """Largest part of one stream in one response, in bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkVersion:
+    """A network of an environment, as JSON, and the number of changes that led to it."""
+
+    version: int
+    network: Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSpec:
     """The environment that an attempt runs in. Its first use creates it with these limits."""
@@ -70,6 +79,8 @@ class EnvironmentSpec:
     pids: int
     network: Any = None
     """Network between and in attempts, as `NetworkPolicy.to_json` returns it. None: no network."""
+    network_version: int = 0
+    """Number of changes of the network so far."""
     may_make: bool = True
     """False if the environment was used before.
 
@@ -336,8 +347,8 @@ class Executor(Protocol):
         A later `start` or `resize` that gives a core to another attempt takes effect after this call.
         """
 
-    async def set_networks(self, networks: Mapping[UUID, Any]) -> None:
-        """Set the networks of persistent environments, as JSON; None for no network. Unknown ones are ignored.
+    async def set_networks(self, networks: Mapping[UUID, NetworkVersion]) -> None:
+        """Set the networks of persistent environments. Unknown environments and earlier versions are ignored.
 
         An attempt with its own network keeps it to its end. Connections that the new network refuses are closed.
         """

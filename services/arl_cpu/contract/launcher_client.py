@@ -22,6 +22,7 @@ from arl_cpu.contract.executor import (
     FeedResult,
     FileOperation,
     FileOperationError,
+    NetworkVersion,
     UnusedCoresEvent,
 )
 from arl_cpu.contract.launcher_protocol import (
@@ -84,9 +85,9 @@ class LauncherClient:
         entries = [[encode_fence(fence), is_critical] for fence, is_critical in changes.items()]
         await self._require_connection().send({"op": "critical", "changes": entries})
 
-    async def set_networks(self, networks: Mapping[UUID, Any]) -> None:
+    async def set_networks(self, networks: Mapping[UUID, NetworkVersion]) -> None:
         """Send the networks. The launcher handles messages in their order."""
-        entries = {str(id): network for id, network in networks.items()}
+        entries = {str(id): [each.version, each.network] for id, each in networks.items()}
         await self._require_connection().send({"op": "networks", "networks": entries})
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:

@@ -99,6 +99,7 @@ def encode_spec(spec: ExecSpec) -> JsonObject:
             "disk_mib": environment.disk_mib,
             "pids": environment.pids,
             "network": environment.network,
+            "network_version": environment.network_version,
             "may_make": environment.may_make,
         },
         "argv": spec.argv,

@@ -21,6 +21,7 @@ from arl_cpu.contract.executor import (
     FeedResult,
     FileOperation,
     FileOperationError,
+    NetworkVersion,
     NodeCapability,
     RunningAttempt,
     first_limit,
@@ -86,7 +87,7 @@ class SimulatedExecutor:
         """Do nothing: a simulated attempt uses no cores."""
         del cores
 
-    async def set_networks(self, networks: Mapping[UUID, Any]) -> None:
+    async def set_networks(self, networks: Mapping[UUID, NetworkVersion]) -> None:
         """Do nothing: no program runs here."""
         del networks
 

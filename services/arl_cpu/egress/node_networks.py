@@ -1,35 +1,29 @@
 """Networks of this node's environments: changes while they live, and refusals of those that cannot be enforced."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from arl_cpu.contract.executor import ExecSpec, ExecutionReport, Executor
+from arl_cpu.contract.executor import ExecSpec, ExecutionReport, Executor, NetworkVersion
 
 __all__ = ["NodeNetworks", "missing_network_report"]
 
 CAPABILITY_NAME = "network"
-_UNKNOWN = object()
-"""Network of an environment of an earlier manager. It differs from every network, so the first poll sends it."""
 
 
 class NodeNetworks:
-    """The networks that the executor has, by environment. Those without an entry have none."""
+    """The changed networks that the executor knows, by environment."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._sent: dict[UUID, Any] = {}
+        self._sent: Mapping[UUID, NetworkVersion] = {}
 
-    def adopt(self, environments: Iterable[UUID]) -> None:
-        """Set the environments of the executor, whose networks may have changed meanwhile."""
-        self._sent = dict.fromkeys(environments, _UNKNOWN)
-
-    async def apply(self, networks: Mapping[UUID, Any]) -> None:
-        """Send the networks that have changed since the last call."""
-        changed = {id: networks.get(id) for id in {*networks, *self._sent} if self._sent.get(id) != networks.get(id)}
+    async def apply(self, networks: Mapping[UUID, NetworkVersion]) -> None:
+        """Send the networks that have changed since the last call; the first call sends all of them."""
+        changed = {id: each for id, each in networks.items() if self._sent.get(id) != each}
         if changed:
             await self._executor.set_networks(changed)
-            self._sent = dict(networks)
+        self._sent = networks
 
 
 def missing_network_report(spec: ExecSpec, *, enforced: frozenset[str] | set[str]) -> ExecutionReport | None:

@@ -91,6 +91,7 @@ def exec_spec_from_row(
             disk_mib=environment["disk_mib"],
             pids=environment["pids"],
             network=json.loads(row.network) if row.network is not None else None,
+            network_version=row.network_version,
             may_make=row.may_make,
         ),
         argv=tuple(payload["argv"]) if payload["argv"] is not None else None,

@@ -105,7 +105,6 @@ class CpuManager:
         """Connect to the executor, register, adopt the state of an earlier process, then start the heartbeat."""
         state = await self._executor.connect()
         state = replace(state, capabilities=(*state.capabilities, self._images.capability(state.capabilities)))
-        self._networks.adopt(state.environments)
         self._enforced = frozenset(each.name for each in state.capabilities if each.level == "enforced")
         can_use = any(each.name == "templates" and each.level != "absent" for each in state.capabilities)
         self._templates = TemplateInventory(self._settings.templates_dir, can_use=can_use)

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from arl_core.domain.model import Fence
 from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY
-from arl_cpu.contract.executor import ExecutionReport
+from arl_cpu.contract.executor import ExecutionReport, NetworkVersion
 from arl_cpu.images.image_repository import IMAGE_REQUESTS
 from arl_node.repository import ACTIVE_ON_NODE, EDGE_ROWS, GRANTED_TO_NODE, fence_columns, reported_edge
 from arl_store.tx import ReadTx, Row, WriteTx
@@ -56,13 +56,13 @@ POLL = text(f"""
                and node_epoch = :epoch
                and ended_at is null
                and lost_at is null) as live,
-           (select coalesce(json_object_agg(id, network), '{{}}')::text
+           (select coalesce(json_object_agg(id, json_build_array(network_version, network)), '{{}}')::text
               from environments
              where node_id = :node_id
                and node_epoch = :epoch
                and ended_at is null
                and lost_at is null
-               and network is not null) as networks,
+               and network_version > 0) as networks,
            (select coalesce(json_agg(e), '[]')::text
               from (select id, case when delete_requested_at is null then 'idle' else 'deleted' end as reason
                       from environments
@@ -137,7 +137,8 @@ START = text(f"""
            or made.id is not null
            or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live, e.end_reason,
            made.id is not null or coalesce(e.last_used_at = e.created_at, true) as may_make,
-           coalesce(e.network, s.environment -> 'network')::text as network
+           coalesce(e.network, s.environment -> 'network')::text as network,
+           coalesce(e.network_version, 0) as network_version
       from started
       join action_specs as s using (id)
       left join made on made.id = started.environment_id
@@ -147,7 +148,8 @@ START = text(f"""
 LOAD = text(f"""
     select a.id, a.grant_no, a.kind, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC_COLUMNS},
            true as environment_live, e.end_reason, coalesce(e.last_used_at = e.created_at, true) as may_make,
-           coalesce(e.network, s.environment -> 'network')::text as network
+           coalesce(e.network, s.environment -> 'network')::text as network,
+           coalesce(e.network_version, 0) as network_version
       from actions as a
       join action_specs as s using (id)
       left join environments as e on e.id = a.environment_id
@@ -242,8 +244,8 @@ class NodePollResult:
     """Ids of the snapshots to delete."""
     image_requests: Sequence[Mapping[str, Any]]
     """Images to pull or to remove."""
-    networks: Mapping[UUID, Any]
-    """Networks of live environments, as JSON. All others have none."""
+    networks: Mapping[UUID, NetworkVersion]
+    """Networks of live environments that were changed after their creation."""
 
 
 async def mark_other_epochs_lost(tx: WriteTx, *, node_id: int, epoch: UUID) -> int:
@@ -268,7 +270,7 @@ async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> NodePollResult:
         environments_to_end=ending,
         snapshots_to_delete=unwanted,
         image_requests=json.loads(row.images),
-        networks={UUID(id): network for id, network in json.loads(row.networks).items()},
+        networks={UUID(id): NetworkVersion(*each) for id, each in json.loads(row.networks).items()},
     )
 
 

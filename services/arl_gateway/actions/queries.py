@@ -77,7 +77,9 @@ _ENVIRONMENT = """
 ENVIRONMENTS_BY_ID = text(_ENVIRONMENT + " and e.id = any(cast(:ids as uuid[]))")
 
 SET_NETWORK = text("""
-    update environments set network = cast(:network as jsonb) where id = :id and project_id = :project_id
+    update environments
+       set network = cast(:network as jsonb), network_version = network_version + 1
+     where id = :id and project_id = :project_id
 """)
 
 HAS_SUBMISSION_KEY = text(

@@ -31,6 +31,7 @@ class EnvironmentNetwork:
         self._host, self._id = host, id
         self._own: Any = network
         """Network of the environment, as JSON."""
+        self._version = 0
         self._attempt_network: Any = None
         """Network of the running attempt, if it has its own."""
         self._sandbox: Sandbox | None = None
@@ -52,7 +53,9 @@ class EnvironmentNetwork:
     def begin(self, spec: ExecSpec, sandbox: Sandbox, on_ready: Callable[[str | None], None]) -> None:
         """Apply the network of an attempt. `on_ready` gets None once it is open, or the problem."""
         self._sandbox = sandbox
-        self._own, self._attempt_network = spec.environment.network, spec.network
+        if spec.environment.network_version >= self._version:
+            self._version, self._own = spec.environment.network_version, spec.environment.network
+        self._attempt_network = spec.network
         self._is_used, self._interruptions = not self._policy.is_closed, 0
         if self._policy.is_closed or self._sockets:
             self._apply()
@@ -62,9 +65,11 @@ class EnvironmentNetwork:
         if self._channel is None:
             self._open(sandbox)
 
-    def set_own(self, network: Any) -> None:
+    def set_own(self, version: int, network: Any) -> None:
         """Change the network of the environment. An attempt with its own network keeps it to its end."""
-        self._own = network
+        if version <= self._version:
+            return
+        self._version, self._own = version, network
         if self._attempt_network is not None:
             return
         self._is_used = self._is_used or not self._policy.is_closed

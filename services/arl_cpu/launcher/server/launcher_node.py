@@ -104,10 +104,10 @@ class LauncherNode:
         self.shared_attempts.set_cores(cores)
 
     def set_networks(self, networks: Mapping[str, Any]) -> None:
-        """Set the networks of persistent environments by id, as JSON."""
-        for id, network in networks.items():
+        """Set the networks of persistent environments by id: version and network as JSON."""
+        for id, (version, network) in networks.items():
             if (environment := self._persistent.get(UUID(id))) is not None and not environment.is_ending:
-                environment.network.set_own(network)
+                environment.network.set_own(version, network)
 
     def set_critical(self, changes: Mapping[Fence, bool]) -> None:
         """Set whether running attempts belong to critical trajectories."""
