@@ -67,6 +67,14 @@ LAUNCHER_VARIABLES = {
         "`auto`",
         "Program that runs as process 1 of an environment: `auto`, `native` (C, needs a compiler) or `python`.",
     ),
+    "TANGRAM_NETWORK_PRIVATE": (
+        "",
+        "Networks with private addresses that environments may reach, separated by commas, such as `10.1.0.0/16`.",
+    ),
+    "TANGRAM_NETWORK_RESOLVERS": (
+        "of `/etc/resolv.conf`",
+        "Name servers for environments, `ADDRESS` or `ADDRESS:PORT`, separated by commas.",
+    ),
 }
 TITLES = {
     "gateway": "Gateway",

@@ -1,6 +1,5 @@
 """Attack the network of environments: nothing may be reached that the policy does not list."""
 
-import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -11,7 +10,7 @@ import pytest
 
 from arl_cpu.contract.executor import EnvironmentSpec, ExecutionReport, NetworkVersion
 from support.conditions import eventually
-from support.network import PUBLIC, SmallInternet, a_small_internet
+from support.network import CLIENT, PUBLIC, SmallInternet, a_small_internet, attempts, reasons
 from support.sandbox import (
     ROOT_INSIDE,
     Bench,
@@ -28,63 +27,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the servers of the te
 
 ALLOWED = {"allow": ["good.example", "*.wild.example:80", "odd.example:8443", "inner.example", "meta.example"]}
 ALLOWED["allow"] += ["mapped.example", "rebind.example", "moved.example", f"{PUBLIC}:8443"]
-
-CLIENT = """
-import json, socket, ssl
-
-def read_all(end):
-    end.settimeout(10)
-    data = b""
-    try:
-        while more := end.recv(65536):
-            data += more
-    except ConnectionError:
-        pass
-    return data.decode(errors="replace")
-
-def through_proxy(text, then=b""):
-    with socket.create_connection(("127.0.0.1", 3128), 10) as end:
-        end.sendall(text.encode())
-        if not then:
-            return read_all(end)
-        first = end.recv(65536).decode()
-        if " 200 " not in first:
-            return first
-        end.sendall(then)
-        return read_all(end)
-
-def connect(target, then=b"GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n"):
-    return through_proxy(f"CONNECT {target} HTTP/1.1\\r\\n\\r\\n", then)
-
-def get(url, host):
-    return through_proxy(f"GET {url} HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n")
-
-def directly(address, port, data):
-    with socket.create_connection((address, port), 10) as end:
-        end.sendall(data)
-        return read_all(end)
-
-def hello(name):
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=name)
-    try:
-        tls.do_handshake()
-    except ssl.SSLWantReadError:
-        pass
-    return outgoing.read()
-
-def http(host, path="/"):
-    return f"GET {path} HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n".encode()
-
-def report(**attempts):
-    found = {}
-    for name, attempt in attempts.items():
-        try:
-            found[name] = str(attempt())
-        except OSError as error:
-            found[name] = f"error {error}"
-    print(json.dumps(found))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -131,18 +73,6 @@ async def trajectory(sandbox: Bench) -> AsyncIterator[EnvironmentSpec]:
     environment = an_environment(network=ALLOWED)
     yield environment
     await sandbox.destroy(environment.id)
-
-
-async def attempts(sandbox: Bench, environment: EnvironmentSpec, **expressions: str) -> tuple[dict[str, str], Any]:
-    """Run the attempts inside. Return their results and the use of the network."""
-    lines = ", ".join(f"{name}=lambda: {expression}" for name, expression in expressions.items())
-    report = await sandbox.run(a_program(f"{CLIENT}\nreport({lines})", environment=environment))
-    assert report.outcome == "ok", report
-    return json.loads(report.stdout.data), report.network
-
-
-def reasons(network: Any) -> set[tuple[str, int, str]]:
-    return {(each["host"], each["port"], each["reason"]) for each in network["refusals"]}
 
 
 def egress_of(sandbox: Bench) -> int:

@@ -1,17 +1,79 @@
 """A small Internet on this machine: a name server with answers of the test, and servers that record connections."""
 
 import asyncio
+import json
 import os
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import Any
+
+from arl_cpu.contract.executor import EnvironmentSpec
+from support.sandbox import Bench, a_program
 
 PUBLIC = f"127.7.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF or 1}"
 """An address of this machine that stands for a public one; the egress process gets it as permitted. Each test process
 has its own."""
 VARIABLES_NETWORK = f"{PUBLIC}/32"
+
+CLIENT = """
+import json, socket, ssl
+
+def read_all(end):
+    end.settimeout(10)
+    data = b""
+    try:
+        while more := end.recv(65536):
+            data += more
+    except ConnectionError:
+        pass
+    return data.decode(errors="replace")
+
+def through_proxy(text, then=b""):
+    with socket.create_connection(("127.0.0.1", 3128), 10) as end:
+        end.sendall(text.encode())
+        if not then:
+            return read_all(end)
+        first = end.recv(65536).decode()
+        if " 200 " not in first:
+            return first
+        end.sendall(then)
+        return read_all(end)
+
+def connect(target, then=b"GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n"):
+    return through_proxy(f"CONNECT {target} HTTP/1.1\\r\\n\\r\\n", then)
+
+def get(url, host):
+    return through_proxy(f"GET {url} HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n")
+
+def directly(address, port, data):
+    with socket.create_connection((address, port), 10) as end:
+        end.sendall(data)
+        return read_all(end)
+
+def hello(name):
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=name)
+    try:
+        tls.do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+    return outgoing.read()
+
+def http(host, path="/"):
+    return f"GET {path} HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n".encode()
+
+def report(**attempts):
+    found = {}
+    for name, attempt in attempts.items():
+        try:
+            found[name] = str(attempt())
+        except OSError as error:
+            found[name] = f"error {error}"
+    print(json.dumps(found))
+"""
 
 
 @dataclass
@@ -110,3 +172,15 @@ async def a_small_internet(*ports: int) -> AsyncIterator[SmallInternet]:
             transport.close()
         for server in (private, *public):
             server.close()
+
+
+async def attempts(sandbox: Bench, environment: EnvironmentSpec, **expressions: str) -> tuple[dict[str, str], Any]:
+    """Run the attempts inside. Return their results and the use of the network."""
+    lines = ", ".join(f"{name}=lambda: {expression}" for name, expression in expressions.items())
+    report = await sandbox.run(a_program(f"{CLIENT}\nreport({lines})", environment=environment))
+    assert report.outcome == "ok", report
+    return json.loads(report.stdout.data), report.network
+
+
+def reasons(network: Any) -> set[tuple[str, int, str]]:
+    return {(each["host"], each["port"], each["reason"]) for each in network["refusals"]}

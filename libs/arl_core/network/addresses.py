@@ -1,11 +1,14 @@
 """Addresses that no policy may reach: private, local and special ones, unless the operator lists their network."""
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, ip_network
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from arl_core.network.policy import IpAddress, IpNetwork
 
-__all__ = ["parse_networks", "refused_range"]
+__all__ = ["NameServer", "parse_name_servers", "parse_networks", "refused_range"]
+
+_DNS_PORT = 53
 
 _SPECIAL: tuple[tuple[str, str], ...] = (
     ("0.0.0.0/8", "this_host"),
@@ -63,3 +66,20 @@ def refused_range(address: IpAddress, permitted: Iterable[IpNetwork] = ()) -> st
 def parse_networks(text: str) -> tuple[IpNetwork, ...]:
     """Parse networks that are separated by commas. Raises ValueError."""
     return tuple(ip_network(part.strip()) for part in text.split(",") if part.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class NameServer:
+    """The address and the port of a name server."""
+
+    address: str
+    port: int = _DNS_PORT
+
+
+def parse_name_servers(text: str) -> tuple[NameServer, ...]:
+    """Parse `ADDRESS` or `ADDRESS:PORT`, separated by commas. Raises ValueError."""
+    found = []
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        host, _, port = part.partition(":") if part.count(":") == 1 else (part, "", "")
+        found.append(NameServer(str(ip_address(host)), int(port) if port else _DNS_PORT))
+    return tuple(found)

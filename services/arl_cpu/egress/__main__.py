@@ -11,15 +11,14 @@ import signal
 import socket
 import sys
 
-from arl_core.network.addresses import parse_networks
+from arl_core.network.addresses import parse_name_servers, parse_networks
 from arl_cpu.egress.dialer import Dialer
-from arl_cpu.egress.resolver import DnsResolver, parse_name_servers
+from arl_cpu.egress.resolver import DnsResolver
 from arl_cpu.egress.service import EgressService
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 
 PRIVATE, RESOLVERS = "TANGRAM_NETWORK_PRIVATE", "TANGRAM_NETWORK_RESOLVERS"
-_KEPT = frozenset({"PATH", "LANG"})
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from arl_cpu.contract.executor import ExecSpec, ExecutionReport, Executor, NetworkVersion
+from arl_kit.metrics import Metrics
 
 __all__ = ["NodeNetworks", "missing_network_report"]
 
@@ -12,10 +13,12 @@ CAPABILITY_NAME = "network"
 
 
 class NodeNetworks:
-    """The changed networks that the executor knows, by environment."""
+    """The changed networks that the executor knows, by environment, and the use of all networks."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, metrics: Metrics) -> None:
         self._executor = executor
+        self._bytes = metrics.counter("network_bytes", "Bytes between environments and other hosts", "direction")
+        self._refusals = metrics.counter("network_refusals", "Refused targets of programs, by reason", "reason")
         self._sent: Mapping[UUID, NetworkVersion] = {}
 
     async def apply(self, networks: Mapping[UUID, NetworkVersion]) -> None:
@@ -24,6 +27,15 @@ class NodeNetworks:
         if changed:
             await self._executor.set_networks(changed)
         self._sent = networks
+
+    def count(self, report: ExecutionReport) -> None:
+        """Count the use of the network by an attempt."""
+        if (usage := report.network) is None:
+            return
+        self._bytes.labels("sent").inc(usage.get("sent_bytes", 0))
+        self._bytes.labels("received").inc(usage.get("received_bytes", 0))
+        for refusal in usage.get("refusals", ()):
+            self._refusals.labels(refusal["reason"]).inc(refusal["count"])
 
 
 def missing_network_report(spec: ExecSpec, *, enforced: frozenset[str] | set[str]) -> ExecutionReport | None:

@@ -3,19 +3,17 @@
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
+from arl_core.network.addresses import NameServer
 from arl_core.network.policy import IpAddress, parse_address
 from arl_cpu.egress.dns_messages import AAAA, NO_ERROR, NO_SUCH_NAME, A, DnsAnswer, InvalidMessage, encode_question
 
-__all__ = ["DnsResolver", "HostResolver", "NameServer", "ResolveFailed", "parse_name_servers"]
+__all__ = ["DnsResolver", "HostResolver", "ResolveFailed"]
 
 _TIMEOUT_S = 2.0
 _ROUNDS = 2
-_DNS_PORT = 53
 _MAX_SERVERS = 3
 
 
@@ -29,23 +27,6 @@ class HostResolver(Protocol):
     async def resolve(self, name: str) -> Sequence[IpAddress]:
         """Return the addresses of a name in lower case. Raises ResolveFailed."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class NameServer:
-    """The address and the port of a name server."""
-
-    address: str
-    port: int = _DNS_PORT
-
-
-def parse_name_servers(text: str) -> tuple[NameServer, ...]:
-    """Parse `ADDRESS` or `ADDRESS:PORT`, separated by commas. Raises ValueError."""
-    found = []
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        host, _, port = part.partition(":") if part.count(":") == 1 else (part, "", "")
-        found.append(NameServer(str(ip_address(host)), int(port) if port else _DNS_PORT))
-    return tuple(found)
 
 
 class DnsResolver:

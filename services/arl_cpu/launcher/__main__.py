@@ -102,6 +102,11 @@ class LauncherSettings:
         node_name = variables.get("TANGRAM_NODE_NAME", "node")
         if "/" in node_name or node_name.startswith("."):
             raise ValueError("TANGRAM_NODE_NAME must be a name without '/'")
+        for name, parse in EGRESS_SETTINGS.items():
+            try:
+                parse(variables.get(name, ""))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
         return cls(
             socket_path=Path(variables["TANGRAM_LAUNCHER_SOCKET"]),
             directory=Path(variables["TANGRAM_LAUNCHER_DIR"]).absolute(),

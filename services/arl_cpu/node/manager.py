@@ -74,9 +74,9 @@ class CpuManager:
         how: Mapping[str, Any] = {"node_name": settings.node_name, "max_mib": settings.snapshots_mib}
         self.snapshots = NodeSnapshots(settings.snapshots_dir, **how, store=store, executor=executor)
         self._images = NodeImages(store, settings, self._notify_of_room)
-        self._networks = NodeNetworks(executor)
         metrics = metrics or Metrics()
         self._metrics = CpuMetrics(metrics)
+        self._networks = NodeNetworks(executor, metrics)
         metrics.add_scrape_hook(self._update_gauges)
         self._grants: GrantLifecycle[ExecutionReport] = GrantLifecycle(
             self, store=store, service_client=peers, notifier=notifier, settings=settings, metrics=metrics
@@ -230,6 +230,7 @@ class CpuManager:
         try:
             async for event in self._executor.events():
                 if isinstance(event, ExecutionReport):
+                    self._networks.count(event)
                     self._settle_in_background(event)
                 elif isinstance(event, UnusedCoresEvent):
                     self._grants.run_in_background(self._shared_cores.set_unused(event.cpu_milli))

@@ -7,18 +7,26 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from arl_core.network.addresses import parse_name_servers, parse_networks
 from arl_cpu.launcher.linux.event_loop import EventLoop
 
 __all__ = ["EGRESS_SETTINGS", "EgressProcess", "ServedNetwork"]
 
-EGRESS_SETTINGS = ("TANGRAM_NETWORK_PRIVATE", "TANGRAM_NETWORK_RESOLVERS")
+EGRESS_SETTINGS: Mapping[str, Callable[[str], object]] = {
+    "TANGRAM_NETWORK_PRIVATE": parse_networks,
+    "TANGRAM_NETWORK_RESOLVERS": parse_name_servers,
+}
+"""Settings of the process, with functions that raise ValueError for invalid ones."""
 _PASSED = (*EGRESS_SETTINGS, "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_CTYPE")
-_RESTART_S = 0.2
+_FIRST_RESTART_S, _MAX_RESTART_S = 0.2, 5.0
+_STABLE_S = 10.0
+"""A process that ran for so long is started again without a further delay."""
 _ANSWER_TIMEOUT_S = 2.0
 _MAX_ANSWER = 256 << 10
 _MAX_QUEUED = 10_000
@@ -50,6 +58,7 @@ class EgressProcess:
         self._tickets = itertools.count(1)
         self._waiting: dict[int, _UsageCallback] = {}
         self._is_stopped = False
+        self._started_at, self._delay_s = 0.0, _FIRST_RESTART_S
 
     @property
     def pid(self) -> int | None:
@@ -99,6 +108,7 @@ class EgressProcess:
         self._kill()
 
     def _start(self) -> None:
+        self._started_at = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         user = "-" if self._uid is None else str(self._uid)
@@ -112,7 +122,7 @@ class EgressProcess:
             )
         except OSError:
             ours.close()
-            self._loop.call_later(_RESTART_S, self._restart)
+            self._restart_later()
             return
         finally:
             theirs.close()
@@ -122,6 +132,12 @@ class EgressProcess:
         self._loop.watch(ours.fileno(), self._receive)
         for network in tuple(self._served.values()):
             network.send_sockets()
+
+    def _restart_later(self) -> None:
+        if time.monotonic() - self._started_at > _STABLE_S:
+            self._delay_s = _FIRST_RESTART_S
+        self._loop.call_later(self._delay_s, self._restart)
+        self._delay_s = min(2 * self._delay_s, _MAX_RESTART_S)
 
     def _restart(self) -> None:
         if not self._is_stopped and self._pid is None and self._served:
@@ -134,7 +150,7 @@ class EgressProcess:
             network.interrupted()
         for ticket in tuple(self._waiting):
             self._answer(ticket, None)
-        self._loop.call_later(_RESTART_S, self._restart)
+        self._restart_later()
 
     def _receive(self) -> None:
         assert self._channel is not None
