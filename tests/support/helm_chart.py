@@ -33,7 +33,12 @@ VALUE_SETS: Mapping[str, dict[str, Any]] = {
         "scheduler": {"otlpEndpoint": "http://collector:4318", "env": {"TANGRAM_TRACE_ROUNDS": "true"}},
         "gpu": {"enabled": True, "gpus": 8, "image": {"repository": "arl-tangram-torch", "tag": "1"}},
         "api": {"enabled": True, "endpoints": {"search": ENDPOINT}, "keysSecret": "endpoint-keys"},
-        "networkPolicy": {"clients": EVERYWHERE, "metrics": EVERYWHERE, "gpuEgress": [{"ports": [{"port": 8000}]}]},
+        "networkPolicy": {
+            "clients": EVERYWHERE,
+            "metrics": EVERYWHERE,
+            "gpuEgress": [{"ports": [{"port": 8000}]}],
+            "cpuEgress": [{"ports": [{"port": 443}]}],
+        },
         "podMonitor": {"enabled": True, "gatewayKeySecret": "prometheus", "labels": {"release": "prometheus"}},
     },
     "unprivileged": {**EXTERNAL, "cpu": {"privileged": False, "driver": "namespaces", "pool": "small"}},
