@@ -19,6 +19,8 @@ from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 
 PRIVATE, RESOLVERS = "TANGRAM_NETWORK_PRIVATE", "TANGRAM_NETWORK_RESOLVERS"
+_NICENESS = 5
+"""Programs inside decide how much this process does, and it must not delay heartbeats."""
 
 
 def main() -> int:
@@ -43,6 +45,7 @@ def _drop_rights(uid: int | None) -> None:
         os.setresgid(uid, uid, uid)
         syscalls.empty_bounding_set()
         os.setresuid(uid, uid, uid)
+    os.nice(_NICENESS)
     syscalls.empty_capability_sets()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     syscalls.protect_agent()
