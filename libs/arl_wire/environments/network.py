@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, GetJsonSchemaHandler, StringConstraints, Tag
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from arl_core.network.policy import MAX_TARGETS, POLICY_NAME, parse_target
 from arl_wire.validation import StrictModel
@@ -51,9 +53,18 @@ def _form(setting: Any) -> str:
     return "name" if isinstance(setting, str) else "hosts"
 
 
+class _AnyOf:
+    """Describe a union as `anyOf`: generators of clients name the forms of `oneOf` after reserved words."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler(schema)
+        return {"anyOf" if name == "oneOf" else name: value for name, value in found.items()}
+
+
 PolicyName = Annotated[str, StringConstraints(pattern=f"^{POLICY_NAME.pattern}$")]
 NetworkSetting = Annotated[
-    Annotated[PolicyName, Tag("name")] | Annotated[NetworkAllowList, Tag("hosts")], Discriminator(_form)
+    Annotated[PolicyName, Tag("name")] | Annotated[NetworkAllowList, Tag("hosts")], Discriminator(_form), _AnyOf
 ]
 
 
