@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pytest_asyncio")
 SOME_UID = 23456
-EXECUTOR_SUITES = ("conformance", "cpu", "launcher")
+EXECUTOR_SUITES = ("conformance", "cpu", "launcher", "sockets")
 SUITES = (
     "tests/hostile",
     "tests/service/programs",

@@ -4,6 +4,7 @@
 protocol. One conformance suite tests both.
 """
 
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -18,6 +19,7 @@ __all__ = [
     "CapturedOutput",
     "CapturedStream",
     "EnvironmentLostEvent",
+    "EnvironmentSocketError",
     "EnvironmentSpec",
     "ExecSpec",
     "ExecutionReport",
@@ -291,6 +293,17 @@ class FileOperationError(Exception):
         self.code = code
 
 
+class EnvironmentSocketError(Exception):
+    """A socket inside an environment that could not be created.
+
+    The code is `lost`, `not_enforced` if environments have no network of their own, or `failed`.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class FileOperation(Protocol):
     """A running operation on an environment's files. Every method raises ConnectionError if the operation was lost."""
 
@@ -337,6 +350,13 @@ class Executor(Protocol):
         """Start an operation on the files of a persistent environment.
 
         No attempt may run in it until the operation is closed.
+        """
+        ...
+
+    async def create_socket(self, environment: UUID, family: socket.AddressFamily) -> socket.socket:
+        """Return a TCP socket, not connected, in the network namespace of a persistent environment.
+
+        Raises EnvironmentSocketError.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedOutput,
     CapturedStream,
+    EnvironmentSocketError,
     ExecSpec,
     ExecutionReport,
     ExecutorEvent,
@@ -93,6 +95,10 @@ class SimulatedExecutor:
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         del fence, environment, request
         raise FileOperationError("unsupported", "an environment of the simulated driver has no files")
+
+    async def create_socket(self, environment: UUID, family: socket.AddressFamily) -> socket.socket:
+        del environment, family
+        raise EnvironmentSocketError("not_enforced", "an environment of the simulated driver has no network")
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End attempts as `cancelled`."""

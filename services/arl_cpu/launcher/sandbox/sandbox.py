@@ -46,6 +46,7 @@ class Sandbox:
         None.
         """
         self._mounts: int | None = None
+        self._network: int | None = None
         self.number = host.take_number()
         self._first_id: int | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -115,6 +116,14 @@ class Sandbox:
             raise ProcessLookupError(errno.ESRCH, "the first process of the sandbox has ended")
         return os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
+    def open_network(self) -> int:
+        """Open its network namespace. Raises OSError."""
+        if self._network is not None:
+            return os.dup(self._network)
+        if self.pid is None:
+            raise ProcessLookupError(errno.ESRCH, "the first process of the sandbox has ended")
+        return os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
     def kill(self) -> None:
         """Kill the sandbox. A pid namespace dies with its pid 1; without one, freeze and kill the processes."""
         if self.pid is None:
@@ -151,9 +160,10 @@ class Sandbox:
             return
         self._unwatch_channel()
         self.channel.close()
-        if self._mounts is not None:
-            os.close(self._mounts)
-            self._mounts = None
+        for namespace in (self._mounts, self._network):
+            if namespace is not None:
+                os.close(namespace)
+        self._mounts = self._network = None
         if not self._host.driver.dies_with_init:
             workdir.remove(self.work_dir)
         self._release_ids()
@@ -210,7 +220,7 @@ class Sandbox:
             match message["op"]:
                 case "prepared":
                     self.is_prepared = True
-                    self._retain_mounts()
+                    self._retain_namespaces()
                     self.owner.prepared()
                 case "failed":
                     self.owner.failed(message["message"])
@@ -220,10 +230,10 @@ class Sandbox:
             for file in files:
                 os.close(file)
 
-    def _retain_mounts(self) -> None:
-        """Open the mount namespace now: an ordinary user cannot once the process is no longer dumpable."""
+    def _retain_namespaces(self) -> None:
+        """Open the namespaces now: an ordinary user cannot once the process is no longer dumpable."""
         if self._host.driver.has_zygote_namespaces and os.geteuid() != 0:
-            self._mounts = self.open_mounts()
+            self._mounts, self._network = self.open_mounts(), self.open_network()
 
     def _unwatch_channel(self) -> None:
         if self.channel.socket.fileno() >= 0:
