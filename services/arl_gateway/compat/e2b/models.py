@@ -26,6 +26,14 @@ class ConnectRequest(SandboxTimeout):
     """A request to connect to a sandbox."""
 
 
+class SandboxNetwork(BaseModel):
+    """The network of a sandbox."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    has_public_ports: bool = Field(default=True, alias="allowPublicTraffic")
+
+
 class CreateSandboxRequest(SandboxTimeout):
     """A request to create a sandbox."""
 
@@ -35,12 +43,14 @@ class CreateSandboxRequest(SandboxTimeout):
     metadata: dict[str, str] = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict, alias="envVars")
     mcp: dict[str, Any] | None = None
+    network: SandboxNetwork | None = None
     volumes: list[Any] = Field(default_factory=list, alias="volumeMounts")
 
 
-def new_sandbox(row: Row) -> dict[str, Any]:
-    """Return a sandbox with its token, as `create` and `connect` answer."""
+def new_sandbox(row: Row, domain: str | None) -> dict[str, Any]:
+    """Return a sandbox with its token, as `create` and `connect` answer. `domain` is that of the names of ports."""
     return {
+        **({"domain": domain} if domain is not None else {}),
         "templateID": row.template,
         "sandboxID": row.id.hex,
         "clientID": "tangram",

@@ -7,6 +7,7 @@ import secrets
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import resources
 from uuid import UUID
 
@@ -18,13 +19,14 @@ from arl_gateway.environments.forks import ForkService
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.auth import Caller
+from arl_gateway.ports.connections import PortConnections
 from arl_store.tx import PostgresStore, Row
 from arl_wire.actions.action import HOST_TEMPLATE
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.environments.forks import ForkEnvironmentRequest
-from arl_wire.errors import NotFound, TangramError, TemplateNotFound, Unavailable
+from arl_wire.errors import Conflict, NotFound, TangramError, TemplateNotFound, Unavailable
 
-__all__ = ["TASK", "SandboxService", "parse_sandbox_id", "parse_snapshot_id"]
+__all__ = ["TASK", "SandboxPorts", "SandboxService", "parse_sandbox_id", "parse_snapshot_id"]
 
 TASK = "e2b"
 CREATE_WAIT_S = 50.0
@@ -42,6 +44,17 @@ GUEST_FILES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxPorts:
+    """The connections to ports of sandboxes, and the operator's settings of them."""
+
+    connections: PortConnections
+    domain: str | None
+    """Domain of the names of ports, if there is one."""
+    are_public: bool
+    """False if the token of a sandbox is needed for all its ports."""
+
+
 class SandboxService:
     """The operations on sandboxes."""
 
@@ -53,9 +66,10 @@ class SandboxService:
         snapshots: SnapshotService,
         forks: ForkService,
         channels: SandboxChannels,
+        ports: SandboxPorts,
     ) -> None:
         self._store, self._environments, self._actions = store, environments, actions
-        self._snapshots, self._forks, self.channels = snapshots, forks, channels
+        self._snapshots, self._forks, self.channels, self.ports = snapshots, forks, channels, ports
         self.expiry = SandboxExpiry(self._expiries, self._end_expired)
         guest = resources.files("arl_gateway.compat.e2b.guest")
         sources = {name: guest.joinpath(name).read_bytes().replace(GUEST_PACKAGE, b"") for name in GUEST_FILES}
@@ -69,6 +83,7 @@ class SandboxService:
         timeout_s: int,
         metadata: Mapping[str, str],
         variables: Mapping[str, str],
+        has_public_ports: bool,
         key: str | None,
     ) -> Row:
         """Create a sandbox and wait for it. A repeated `key` returns the same sandbox. Raises TangramError."""
@@ -86,6 +101,7 @@ class SandboxService:
                 timeout_s=timeout_s,
                 metadata=json.dumps(dict(metadata)),
                 variables=json.dumps(dict(variables)),
+                has_public_ports=has_public_ports,
             )
         except BaseException:
             if key is None:  # with a key, a repetition completes it
@@ -94,7 +110,15 @@ class SandboxService:
         return await self.get(made.id.hex, caller)
 
     async def _add_sandbox(
-        self, id: UUID, caller: Caller, *, template: str, timeout_s: int, metadata: str, variables: str
+        self,
+        id: UUID,
+        caller: Caller,
+        *,
+        template: str,
+        timeout_s: int,
+        metadata: str,
+        variables: str,
+        has_public_ports: bool,
     ) -> None:
         values = {
             "id": id,
@@ -104,6 +128,7 @@ class SandboxService:
             "metadata": metadata,
             "variables": variables,
             "access_token": secrets.token_hex(20),
+            "has_public_ports": has_public_ports,
             "timeout_s": timeout_s,
         }
         async with self._store.write() as tx:
@@ -166,6 +191,7 @@ class SandboxService:
             is_paused = await sandbox_queries.set_paused(tx, row.id)
         if is_paused:
             await self.channels.channel(row).pause()
+            await self.ports.connections.end(row.id, Conflict(f"sandbox {sandbox_id} is paused"))
         return is_paused
 
     async def snapshot(self, sandbox_id: str, caller: Caller) -> UUID:
@@ -190,6 +216,7 @@ class SandboxService:
                     timeout_s=timeout_s,
                     metadata=row.metadata,
                     variables=row.variables,
+                    has_public_ports=row.has_public_ports,
                 )
         except BaseException:
             await asyncio.shield(asyncio.gather(*(self._end(id, caller) for id in ids), return_exceptions=True))
