@@ -69,7 +69,6 @@ class GatewayDeps:
     archives: ArchiveService
     snapshots: SnapshotService
     forks: ForkService
-    port_connections: PortConnections
     port_forwarder: PortForwarder
     port_urls: PortUrlSigner
     sandboxes: SandboxService
@@ -103,7 +102,7 @@ class GatewayDeps:
         self.waiters.start()
         self.sandboxes.expiry.start()
         yield
-        await self.port_connections.stop()
+        await self.port_forwarder.connections.stop()
         await self.sandboxes.stop()
         for service in (self.scores, self.code_runner, self.upstream_proxy, self.command_runner, self.actions):
             await service.drain()
@@ -119,7 +118,7 @@ class GatewayDeps:
         self.waiters.drain()
         self.log_streams.drain()
         self.sandboxes.channels.drain()
-        self.port_connections.drain()
+        self.port_forwarder.connections.drain()
 
     def register_metrics(self, metrics: Metrics) -> None:
         """Add the gauges of requests in flight."""
@@ -133,7 +132,11 @@ class GatewayDeps:
             lambda: self.command_runner.waiting,
         )
         self.pools.register_metrics(metrics)
-        gauge("port_connections", "Open connections to ports of environments", lambda: self.port_connections.active)
+        gauge(
+            "port_connections",
+            "Open connections to ports of environments",
+            lambda: self.port_forwarder.connections.active,
+        )
         gauge("log_streams", "Open streams of live output", lambda: self.stream_limiter.active)
 
 
@@ -153,6 +156,8 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     log_streams = LogStreams(store, nodes, waiters, stream_limiter)
     forks = ForkService(store, actions, environments, archives, snapshots, cell=settings.cell)
     port_connections = PortConnections(store, nodes, actions, log_streams)
+    sandbox_ports = SandboxPorts(port_connections, settings.ports_domain, are_public=settings.e2b_public_ports)
+    channels = SandboxChannels(actions, log_streams)
     return GatewayDeps(
         store=store,
         peers=peers,
@@ -168,20 +173,9 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         archives=archives,
         snapshots=snapshots,
         forks=forks,
-        port_connections=port_connections,
         port_forwarder=PortForwarder(port_connections),
         port_urls=PortUrlSigner(settings.service_token.get_secret_value()),
-        sandboxes=SandboxService(
-            store,
-            environments,
-            actions,
-            snapshots,
-            forks,
-            SandboxChannels(actions, log_streams),
-            SandboxPorts(
-                connections=port_connections, domain=settings.ports_domain, are_public=settings.e2b_public_ports
-            ),
-        ),
+        sandboxes=SandboxService(store, environments, actions, snapshots, forks, channels, sandbox_ports),
         reward_services=RewardServiceAdmin(store, peers, admission_url=admission_url),
         service_directory=ServiceDirectory(store),
         scores=ScoreCoalescer(

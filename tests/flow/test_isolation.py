@@ -98,6 +98,11 @@ async def an_environment(owner: httpx.AsyncClient, _system: System) -> Resource:
     return Resource({"id": made.json()["id"], "path": "file"}, {})
 
 
+async def a_port(owner: httpx.AsyncClient, system: System) -> Resource:
+    made = await an_environment(owner, system)
+    return replace(made, path={**made.path, "port": "8000"}, body={})
+
+
 async def a_fork_source(owner: httpx.AsyncClient, system: System) -> Resource:
     return replace(await an_environment(owner, system), body={"count": 1})
 
@@ -144,6 +149,7 @@ RESOURCES: dict[str, Make] = {
     "/v1/trajectories/{trajectory}": a_trajectory,
     "/v1/environments/{id}": an_environment,
     "/v1/environments/{id}:fork": a_fork_source,
+    "/v1/environments/{id}/ports": a_port,
     "/v1/snapshots/{id}": a_snapshot,
     "/v1/tasks/{task}/steps/{step}": a_step,
     "/v1/admin/keys/{id}": a_key,

@@ -3,116 +3,34 @@
 import asyncio
 import base64
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
-from typing import Any
-from urllib.parse import urlsplit
+from uuid import UUID
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from arl_store.migrate import ensure_api_key
+from arl_tangram import AsyncTangram
+from support.ports import PORT, SERVER, created, run, served_environment, upgraded, wait_until_idle
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
-
-OTHER_KEY = "tk_ffffffffffffffffffffffffffffffff"
-PORT = 8123
-SERVER = r"""
-import hashlib, base64, http.server, json, os, socket, sys
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *arguments):
-        pass
-
-    def do_GET(self):
-        if self.path.startswith("/stream"):
-            self.send_response(200)
-            self.send_header("transfer-encoding", "chunked")
-            self.end_headers()
-            for _ in range(int(self.path.rpartition("/")[2])):
-                self.wfile.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
-            self.wfile.write(b"0\r\n\r\n")
-        elif self.headers.get("upgrade") == "websocket":
-            self.send_response(101)
-            self.send_header("upgrade", "websocket")
-            self.send_header("connection", "upgrade")
-            self.send_header("x-key", self.headers["sec-websocket-key"])
-            self.end_headers()
-            self.wfile.write(b"hello ")
-            while data := self.connection.recv(65536):
-                self.connection.sendall(data.upper())
-            self.close_connection = True
-        elif self.path == "/redirect":
-            self.send_response(302)
-            self.send_header("location", "/there?x")
-            self.send_header("set-cookie", "session=evil; Path=/")
-            self.send_header("strict-transport-security", "max-age=1")
-            self.send_header("content-length", "0")
-            self.end_headers()
-        else:
-            self.reply()
-
-    def do_POST(self):
-        self.reply()
-
-    do_PUT = do_DELETE = do_OPTIONS = do_PATCH = do_POST
-
-    def reply(self):
-        size = 0
-        if self.headers.get("transfer-encoding") == "chunked":
-            while length := int(self.rfile.readline(), 16):
-                size += len(self.rfile.read(length))
-                self.rfile.readline()
-            self.rfile.readline()
-        else:
-            size = len(self.rfile.read(int(self.headers.get("content-length", 0))))
-        said = {"method": self.command, "path": self.path, "headers": dict(self.headers), "size": size}
-        content = json.dumps(said).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
-open("ready", "w").close()
-server.serve_forever()
-"""
-BACKGROUND = f"nohup python3 server.py {PORT} >/dev/null 2>&1 & until [ -e ready ]; do sleep 0.01; done"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases) -> AsyncIterator[System]:
     owner_url = await databases.clone()
-    await ensure_api_key(owner_url, "other", OTHER_KEY)
     async with running_system(owner_url, driver="namespaces", cores=2) as system:
         yield system
     await databases.drop(owner_url)
 
 
-async def created(api: httpx.AsyncClient) -> str:
-    answer = await api.post("/v1/environments", json={"task": "t", "memory_mib": 256, "disk_mib": 16, "pids": 128})
-    assert answer.status_code == 201, answer.text
-    return str(answer.json()["id"])
-
-
-async def run(api: httpx.AsyncClient, id: str, script: str, **changes: Any) -> dict[str, Any]:
-    body = {"task": "t", "argv": ["sh", "-c", script], "environment": {"id": id}}
-    answer = await api.post("/v1/actions", params={"wait": 30}, json={**body, **changes})
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
-
-
 @pytest_asyncio.fixture
 async def served(api: httpx.AsyncClient) -> AsyncIterator[str]:
-    """Provide an environment whose server was left behind by an action, so that it is frozen."""
-    id = await created(api)
-    files = {"server.py": base64.b64encode(SERVER.encode()).decode()}
-    assert (await run(api, id, BACKGROUND, files=files))["result"]["leftover_processes"] == 1
-    yield id
-    await api.delete(f"/v1/environments/{id}")
+    async with served_environment(api) as id:
+        yield id
 
 
 async def test_request_reaches_a_server_that_was_left_behind(api: httpx.AsyncClient, served: str) -> None:
@@ -167,3 +85,94 @@ async def test_invalid_port_names_the_field(api: httpx.AsyncClient, port: str) -
             method, f"/v1/environments/00000000-0000-7000-8000-000000000000/ports/{port}{path}", json={}
         )
         assert (answer.status_code, [each["field"] for each in answer.json()["errors"]]) == (422, ["path.port"])
+
+
+async def test_websocket_is_relayed_without_parsing(system: System, served: str) -> None:
+    async with upgraded(system, f"/v1/environments/{served}/ports/{PORT}/ws", "websocket") as (head, reader, writer):
+        assert head.startswith(b"HTTP/1.1 101 ")
+        assert b"x-key: k\r\n" in head
+        writer.write(b"frames")
+        assert await asyncio.wait_for(reader.readexactly(12), 10) == b"hello FRAMES"
+        writer.write(os.urandom(1 << 20))
+        assert len(await asyncio.wait_for(reader.readexactly(1 << 20), 20)) == 1 << 20
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+
+
+async def test_plain_connection_is_relayed_and_half_closed(system: System, served: str) -> None:
+    async with upgraded(system, f"/v1/environments/{served}/ports/{PORT}", "tcp") as (head, reader, writer):
+        assert head.startswith(b"HTTP/1.1 101 ")
+        writer.write(b"GET /plain HTTP/1.0\r\n\r\n")
+        writer.write_eof()
+        assert b'"path": "/plain"' in await asyncio.wait_for(reader.read(), 10)
+
+
+async def test_upgrade_of_a_request_that_fails_gets_the_problem(system: System, served: str) -> None:
+    for key, port, status in ((None, PORT, b"401"), (API_KEY, 8999, b"502")):
+        async with upgraded(system, f"/v1/environments/{served}/ports/{port}", "websocket", key) as (head, *_):
+            assert head.startswith(b"HTTP/1.1 " + status)
+
+
+async def test_other_actions_run_while_a_connection_is_open(
+    api: httpx.AsyncClient, system: System, served: str
+) -> None:
+    async with upgraded(system, f"/v1/environments/{served}/ports/{PORT}/ws", "websocket") as (_, reader, writer):
+        await reader.readexactly(6)
+        for _ in range(2):
+            assert (await run(api, served, "echo ran"))["result"]["stdout"]["text"] == "ran\n"
+            writer.write(b"x")
+            assert await asyncio.wait_for(reader.readexactly(1), 10) == b"X"
+        running = (await api.get("/v1/actions", params={"task": "t", "state": "running"})).json()["items"]
+        assert len(running) == 1, "the action that only waits"
+    await wait_until_idle(api)
+
+
+async def test_connection_uses_the_action_that_runs_the_server(api: httpx.AsyncClient) -> None:
+    id = await created(api)
+    body = {"task": "t", "argv": ["python3", "server.py", str(PORT)], "environment": {"id": id}}
+    files = {"server.py": base64.b64encode(SERVER.encode()).decode()}
+    action = (await api.post("/v1/actions", json={**body, "files": files})).json()["id"]
+    for _ in range(200):
+        answer = await api.get(f"/v1/environments/{id}/ports/{PORT}/")
+        if answer.status_code == 200:
+            break
+        assert answer.json()["code"] == "nothing_listens" or answer.status_code == 409, answer.text
+        await asyncio.sleep(0.05)
+    assert answer.status_code == 200
+    listed = (await api.get("/v1/actions", params={"task": "t", "state": "running"})).json()["items"]
+    assert [each["id"] for each in listed] == [action]
+    assert (await api.delete(f"/v1/actions/{action}")).status_code < 300
+    await api.delete(f"/v1/environments/{id}")
+
+
+async def test_deleted_environment_ends_its_connections(api: httpx.AsyncClient, system: System, served: str) -> None:
+    async with upgraded(system, f"/v1/environments/{served}/ports/{PORT}/ws", "websocket") as (_, reader, _):
+        await reader.readexactly(6)
+        await api.delete(f"/v1/environments/{served}")
+        assert await asyncio.wait_for(reader.read(), 15) == b""
+        answer = await api.get(f"/v1/environments/{served}/ports/{PORT}/")
+        assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+
+
+async def test_sdk_returns_a_url_that_needs_no_key(system: System, served: str) -> None:
+    async with AsyncTangram(system.url, API_KEY) as tangram, httpx.AsyncClient() as client:
+        url = await (await tangram.get_environment(UUID(served))).port_url(PORT)
+        assert (await client.get(url + "a")).json()["path"] == "/a"
+
+
+async def test_command_line_forwards_a_local_port(system: System, served: str) -> None:
+    forwarding = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "arl_tangram.cli", "ports", "forward", served, str(PORT), "--local", "0"),
+        env={**os.environ, "TANGRAM_URL": system.url, "TANGRAM_API_KEY": API_KEY},
+        stdout=subprocess.PIPE,
+    )
+    assert forwarding.stdout is not None
+    try:
+        address = (await asyncio.wait_for(forwarding.stdout.readline(), 20)).decode().strip()
+        async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+            for _ in range(3):
+                answer = await client.get("/a")
+                assert (answer.json()["path"], answer.json()["headers"]["Host"]) == ("/a", address)
+    finally:
+        forwarding.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(forwarding.wait(), 10) == 0

@@ -49,7 +49,7 @@ class PortForwarder:
     """The forwarding of requests, of WebSockets, and of plain bytes."""
 
     def __init__(self, connections: PortConnections) -> None:
-        self._connections = connections
+        self.connections = connections
 
     async def forward(self, request: Request, target: PortTarget) -> Response:
         """Return the server's response, or a response that connects the client with the server.
@@ -58,7 +58,7 @@ class PortForwarder:
         """
         offered = request.headers.get("upgrade", "").lower() if can_take_over(request.scope) else ""
         async with AsyncExitStack() as stack:
-            opening = self._connections.connect(target.environment, target.port, target.caller)
+            opening = self.connections.connect(target.environment, target.port, target.caller)
             connection = await stack.enter_async_context(opening)
             if offered == "tcp":
                 return _connected([(b"connection", b"upgrade"), (b"upgrade", b"tcp")], connection, b"", stack.pop_all())

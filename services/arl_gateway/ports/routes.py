@@ -28,7 +28,7 @@ from arl_gateway.ports.signed_urls import SIGNED_PREFIX, PortGrant
 from arl_kit.app import error_responses
 from arl_kit.fast_route import NOBODY
 from arl_kit.optional_nulls import OptionalNullRoute
-from arl_wire.environments.ports import SignedPort, SignPortRequest
+from arl_wire.environments.environment import SignedPort, SignPortRequest
 from arl_wire.errors import Conflict, FieldError, NotFound, Unauthenticated, ValidationFailed
 
 __all__ = ["PORT_PATHS", "PORT_ROUTES", "PortEndpoint", "parse_port", "router", "target_after"]
@@ -50,7 +50,7 @@ router = APIRouter(prefix="/v1/environments", tags=["environments"], route_class
 )
 async def sign_port(
     id: UUID,
-    port: Annotated[int, Path(ge=1, le=MAX_PORT)],
+    port: Annotated[int, Path(ge=1, le=MAX_PORT, description="Port on which a server inside listens")],
     body: SignPortRequest,
     caller: Writer,
     environments: EnvironmentsDep,

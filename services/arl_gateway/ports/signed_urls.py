@@ -21,7 +21,7 @@ TOKEN = re.compile(r"([0-9a-f]{32})-(\d{1,5})-(\d{1,10})-(\d{1,12})-([0-9a-f]{40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortGrant:
-    """The content of a token: whoever has it may use one port of one environment until a time."""
+    """The content of a token: permission to use one port of one environment until a time."""
 
     environment: UUID
     port: int

@@ -58,7 +58,7 @@ class SandboxPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (prefix := _prefix(scope)) is not None:
             path = prefix + scope["path"]
-            scope = {**scope, "path": path, "raw_path": prefix.encode() + scope["raw_path"]}
+            scope = {**scope, "path": path, "raw_path": prefix.encode() + scope.get("raw_path", scope["path"].encode())}
         await self._app(scope, receive, send)
 
 

@@ -44,7 +44,7 @@ GUEST_FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SandboxPorts:
     """The connections to ports of sandboxes, and the operator's settings of them."""
 
