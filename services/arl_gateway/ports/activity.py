@@ -33,7 +33,7 @@ WAIT_ARGV = ["sh", "-c", "read -r _ || :"]
 MAX_ACTION_S = 60.0
 """Limit of the action in seconds. If this gateway dies, the environment rests again after this time."""
 RENEW_S = 45.0
-"""Seconds after which the next action continues."""
+"""Seconds of a running action after which the next one continues."""
 LINGER_S = 0.5
 """Seconds without a connection until the action ends: a browser opens its next connection sooner."""
 FIRST_POLL_S, MAX_POLL_S = 0.1, 1.0
@@ -41,6 +41,8 @@ FIRST_POLL_S, MAX_POLL_S = 0.1, 1.0
 SETTLE_WAIT_S = 20.0
 END_RETRY_S = 0.05
 """Seconds between attempts to end an action that may not have started."""
+END_LIMIT_S = 10.0
+"""Seconds until an action that does not end, such as on a lost node, is left to its own limit."""
 
 
 class PortConnection:
@@ -79,7 +81,7 @@ class PortActivity:
         self.connections: set[PortConnection] = set()
         self._opened, self._all_closed = asyncio.Event(), asyncio.Event()
         self._action: UUID | None = None
-        self._submitted_at = 0.0
+        self._running_since: float | None = None
         self._poll_s = FIRST_POLL_S
         self._task: asyncio.Task[None] | None = None
 
@@ -130,7 +132,14 @@ class PortActivity:
             self.fail(Unavailable(f"the gateway has a problem ({type(error).__name__}); try again", retry_after_s=1))
         finally:
             if self._action is not None:
-                await self._end_action(self._action)
+                await self._leave_action(self._action)
+
+    async def _leave_action(self, id: UUID) -> None:
+        """End the last action. If the database is not reachable, it ends at its own limit."""
+        try:
+            await self._end_action(id)
+        except Exception:
+            log.warning("action %s of closed connections ends at its limit", id, exc_info=True)
 
     async def _is_reopened(self) -> bool:
         """Return True if a connection is opened soon after the last one was closed."""
@@ -156,11 +165,13 @@ class PortActivity:
             await self._wait_for(others[0], SETTLE_WAIT_S)
         elif self._action is None:
             self._action = await self._submit()
-            self._submitted_at, self._poll_s = time.monotonic(), FIRST_POLL_S
-        elif others or time.monotonic() - self._submitted_at > RENEW_S:
+            self._running_since, self._poll_s = None, FIRST_POLL_S
+        elif others or (self._running_since is not None and time.monotonic() - self._running_since > RENEW_S):
             await self._end_action(self._action)
         else:
-            await self._wait_for(self._action, self._poll_s)
+            state = await self._wait_for(self._action, self._poll_s)
+            if state is ActionState.RUNNING and self._running_since is None:
+                self._running_since = time.monotonic()
             self._poll_s = min(2 * self._poll_s, MAX_POLL_S)
 
     async def _submit(self) -> UUID:
@@ -178,18 +189,20 @@ class PortActivity:
         )
         return (await self._actions.admit(action, self._caller, trace=RequestTrace())).id
 
-    async def _wait_for(self, action: UUID, wait_s: float) -> None:
-        """Wait until the action settles, the time has passed, or the last connection is closed."""
-        waits = {
-            asyncio.ensure_future(self._actions.get(action, self._caller, wait_s=wait_s)),
-            asyncio.ensure_future(self._all_closed.wait()),
-        }
+    async def _wait_for(self, action: UUID, wait_s: float) -> ActionState | None:
+        """Wait until the action settles or the time has passed, and return its state.
+
+        Return None if the last connection is closed before.
+        """
+        reading = asyncio.ensure_future(self._actions.get(action, self._caller, wait_s=wait_s))
+        closing = asyncio.ensure_future(self._all_closed.wait())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
+            return reading.result().state if reading.done() else None
         finally:
-            for each in waits:
-                each.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            reading.cancel()
+            closing.cancel()
+            await asyncio.gather(reading, closing, return_exceptions=True)
 
     async def _check_outcome(self, id: UUID) -> None:
         """Raise TangramError if the action ended in another way than by the end of its input or of its time."""
@@ -203,8 +216,9 @@ class PortActivity:
         raise Conflict(message)
 
     async def _end_action(self, id: UUID) -> None:
-        """End the action, and wait until it has settled."""
-        while True:
+        """End the action, and wait until it has settled. Another attempt must follow if it does not."""
+        give_up_at = time.monotonic() + END_LIMIT_S
+        while time.monotonic() < give_up_at:
             with suppress(TangramError):
                 await self._streams.send_input(id, self._caller, SendInputRequest(end=True))
             found = await self._actions.get(id, self._caller, wait_s=END_RETRY_S)
