@@ -320,6 +320,7 @@ async def test_every_route_refuses_requests_without_a_key(system: System, method
         **dict.fromkeys(("trajectory", "task", "name", "path", "endpoint"), "x"),
         verb="load",
         step=1,
+        port=8000,
     )
     async with httpx.AsyncClient(base_url=system.url) as nobody:
         response = await nobody.request(method, url)

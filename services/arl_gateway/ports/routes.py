@@ -144,8 +144,8 @@ def _parse_id(text: str) -> UUID:
 
 _BY_KEY, _SIGNED = PortEndpoint(_forward_with_key), PortEndpoint(_forward_signed)
 PORT_ROUTES = [
-    Route("/v1/environments/{id}/ports/{port}", _BY_KEY),
-    Route("/v1/environments/{id}/ports/{port}/{rest:path}", _BY_KEY),
+    Route("/v1/environments/{id}/ports/{port:name}", _BY_KEY),
+    Route("/v1/environments/{id}/ports/{port:name}/{rest:path}", _BY_KEY),
     Route(SIGNED_PREFIX + "{token}", _SIGNED),
     Route(SIGNED_PREFIX + "{token}/{rest:path}", _SIGNED),
 ]
