@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pytest
 import pytest_asyncio
 
 from support.conditions import eventually
@@ -17,6 +18,8 @@ SERVE = (
     f"cd /tmp && echo served > index.html && {{ nohup python3 -m http.server {PORT} >/dev/null 2>&1 & }}"
     f" && until python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", {PORT}))' 2>/dev/null; do :; done"
 )
+
+pytestmark = pytest.mark.slow
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -131,6 +131,7 @@ async def test_services_of_the_host_are_not_reached_through_a_port(
         assert answer.status_code == 401
 
 
+@pytest.mark.slow
 async def test_connections_of_an_environment_are_limited(api: httpx.AsyncClient, system: System, served: str) -> None:
     async with AsyncExitStack() as stack:
         refused = None
@@ -145,6 +146,7 @@ async def test_connections_of_an_environment_are_limited(api: httpx.AsyncClient,
     assert (await api.get(f"/v1/environments/{served}/ports/{PORT}/")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_environment_without_an_own_network_refuses(databases: Databases) -> None:
     owner_url = await databases.clone()
     async with running_system(owner_url, driver="unsafe-local", cores=1) as system, system.client() as api:
