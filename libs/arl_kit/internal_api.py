@@ -15,8 +15,9 @@ from starlette.routing import Route
 
 from arl_kit.fast_route import FastRoute, serve_by_path
 from arl_kit.http_server.body_streaming import RequestBodyDrainer
+from arl_kit.http_server.takeover import can_take_over
 from arl_kit.settings import ServiceSettings
-from arl_wire.errors import Unauthenticated
+from arl_wire.errors import BadRequest, Unauthenticated
 
 __all__ = ["InternalApi", "JoinedCallers", "cancel_on_disconnect", "mount_internal_apis"]
 
@@ -79,6 +80,20 @@ class InternalApi:
 
         route = Route(path, checked, methods=["POST"])
         route.app = RequestBodyDrainer(route.app)
+        self.routes.append(route)
+
+    def add_tunnel(self, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
+        """Add `GET path` with `Upgrade: tcp`, whose handler returns an `UpgradeResponse` or raises."""
+
+        async def checked(request: Request) -> Response:
+            """Check the caller and the offer, then run the handler."""
+            request.scope["route"] = route
+            await self._check_caller(request)
+            if not can_take_over(request.scope):
+                raise BadRequest("the request needs `Connection: upgrade` and `Upgrade: tcp`")
+            return await handler(request)
+
+        route = Route(path, checked, methods=["GET"])
         self.routes.append(route)
 
     async def _check_caller(self, request: Request) -> str:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 from pydantic import BaseModel
@@ -17,6 +18,7 @@ from arl_wire.errors import ProblemDetails, Unavailable, error_from_problem
 __all__ = ["ServiceClient"]
 
 MAX_STREAMS, STREAM_CONNECT_TIMEOUT_S, STREAM_CHUNK_BYTES = 256, 10.0, 256 << 10
+MAX_PROBLEM_BYTES = 64 << 10
 NOTIFY_TIMEOUT_S = 5.0
 """Seconds until a notification is dropped. The receiver has polled by then; what no poll reads is lost."""
 
@@ -110,6 +112,37 @@ class ServiceClient:
                 f"a service of this installation ended the connection ({type(error).__name__}); try again",
                 retry_after_s=1,
             ) from error
+
+    async def open_tunnel(self, url: str, *, audience: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection for plain bytes with `GET` and `Upgrade: tcp`. The caller must close it.
+
+        Raises as `call` does.
+        """
+        try:
+            async with asyncio.timeout(STREAM_CONNECT_TIMEOUT_S):
+                return await self._open_tunnel(urlsplit(url), audience)
+        except (TimeoutError, OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+            raise Unavailable(
+                f"a service of this installation is not reachable ({type(error).__name__}); try again", retry_after_s=1
+            ) from error
+
+    async def _open_tunnel(self, url: SplitResult, audience: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        is_tls = url.scheme == "https"
+        reader, writer = await asyncio.open_connection(url.hostname, url.port or (443 if is_tls else 80), ssl=is_tls)
+        try:
+            fields = {"host": url.netloc, "connection": "upgrade", "upgrade": "tcp", **self._headers(audience)}
+            lines = [f"GET {url.path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+            writer.write("\r\n".join(lines).encode())
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            status = int(head[0].split(" ")[1])
+            if status == HTTPStatus.SWITCHING_PROTOCOLS:
+                return reader, writer
+            answered = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            length = min(int(answered.get("content-length", "0")), MAX_PROBLEM_BYTES)
+            raise _error_from_response(await reader.readexactly(length), status, audience)
+        except BaseException:
+            writer.close()
+            raise
 
     def notify(self, url: str, body: BaseModel, *, audience: str) -> None:
         """Send a notification in the background, best effort. A lost one delays the receiver until its next poll."""

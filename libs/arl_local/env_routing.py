@@ -65,6 +65,8 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
         *(*_SERVICE_SETTINGS, "rate_limit", "rate_limit_window_s", "max_body_mib", "max_archive_mib", "body_timeout_s"),
         *(
             "key_cache_s",
+            "ports_domain",
+            "e2b_public_ports",
             "max_log_streams",
             "max_log_streams_per_project",
             "max_inflight_score_batches",

@@ -64,7 +64,8 @@ class AsyncTangram(
         cell: int | None = None,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
     ) -> None:
-        self._channel = AsyncHttpChannel(resolve_connection(url, api_key, cell=cell))
+        connection = resolve_connection(url, api_key, cell=cell)
+        self._channel, self._url = AsyncHttpChannel(connection), connection.url
         self._retry_timeout_s = retry_timeout_s
         self._cleanups: set[asyncio.Task[None]] = set()
 

@@ -60,7 +60,8 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         cell: int | None = None,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
     ) -> None:
-        self._channel = SyncHttpChannel(resolve_connection(url, api_key, cell=cell))
+        connection = resolve_connection(url, api_key, cell=cell)
+        self._channel, self._url = SyncHttpChannel(connection), connection.url
         self._retry_timeout_s = retry_timeout_s
 
     def __enter__(self) -> Self:

@@ -38,6 +38,7 @@ class EnvironmentClient(Protocol):
     def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse: ...
     def download_directory(self, id: UUID, target: Path | str, path: str = "") -> None: ...
     def snapshot(self, id: UUID) -> SnapshotInfo: ...
+    def port_url(self, id: UUID, port: int, *, lifetime_s: int = 3600) -> str: ...
     def fork_environment(self, id: UUID, count: int, **options: Unpack[ForkOptions]) -> ForkEnvironmentResponse: ...
 
 
@@ -60,6 +61,7 @@ class AsyncEnvironmentClient(Protocol):
     async def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse: ...
     async def download_directory(self, id: UUID, target: Path | str, path: str = "") -> None: ...
     async def snapshot(self, id: UUID) -> SnapshotInfo: ...
+    async def port_url(self, id: UUID, port: int, *, lifetime_s: int = 3600) -> str: ...
     async def fork_environment(
         self, id: UUID, count: int, **options: Unpack[ForkOptions]
     ) -> ForkEnvironmentResponse: ...
@@ -150,6 +152,10 @@ class Environment:
     def snapshot(self) -> SnapshotInfo:
         """Save all files. `Tangram.environment(snapshot=…)` starts another environment from them."""
         return self._client.snapshot(self.id)
+
+    def port_url(self, port: int, *, lifetime_s: int = 3600) -> str:
+        """Return a URL at which a server inside is reached without an API key, for `lifetime_s` seconds."""
+        return self._client.port_url(self.id, port, lifetime_s=lifetime_s)
 
     def fork(self, count: int, **options: Unpack[ForkOptions]) -> "list[Environment]":
         """Create `count` environments with the same files: all of them, or none. Processes are not copied."""
@@ -247,6 +253,10 @@ class AsyncEnvironment:
     async def snapshot(self) -> SnapshotInfo:
         """Save all files. `AsyncTangram.environment(snapshot=…)` starts another environment from them."""
         return await self._client.snapshot(self.id)
+
+    async def port_url(self, port: int, *, lifetime_s: int = 3600) -> str:
+        """Return a URL at which a server inside is reached without an API key, for `lifetime_s` seconds."""
+        return await self._client.port_url(self.id, port, lifetime_s=lifetime_s)
 
     async def fork(self, count: int, **options: Unpack[ForkOptions]) -> "list[AsyncEnvironment]":
         """Create `count` environments with the same files: all of them, or none. Processes are not copied."""

@@ -30,7 +30,13 @@ from arl_wire.admin.nodes import NodeInfo, NodeListResponse
 from arl_wire.admin.pools import PoolInfo, PoolListResponse, PublishPoolRequest
 from arl_wire.admin.queues import Project, Queue, QueueQuota
 from arl_wire.calls import CallResponse, Endpoint
-from arl_wire.environments.environment import EnvironmentInfo, EnvironmentState, SnapshotInfo
+from arl_wire.environments.environment import (
+    EnvironmentInfo,
+    EnvironmentState,
+    SignedPort,
+    SignPortRequest,
+    SnapshotInfo,
+)
 from arl_wire.environments.files import FileEntry, UploadArchiveResponse
 from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentResponse
 from arl_wire.environments.images import ImagePullProgress
@@ -50,6 +56,7 @@ from arl_wire.errors import (
     InputFull,
     Internal,
     NotFound,
+    NothingListens,
     NotRunning,
     NotScored,
     NotSettled,
@@ -57,6 +64,7 @@ from arl_wire.errors import (
     RateLimited,
     RequirementNotEnforced,
     RewardServiceNotFound,
+    ServerFailed,
     TangramError,
     TemplateNotFound,
     TooLarge,
@@ -133,6 +141,7 @@ __all__ = [
     "NotRunning",
     "NotScored",
     "NotSettled",
+    "NothingListens",
     "OutputData",
     "OutputEnd",
     "OutputEvent",
@@ -157,8 +166,11 @@ __all__ = [
     "ScoreInput",
     "ScoreItem",
     "ScoreOptions",
+    "ServerFailed",
     "ServiceOperation",
     "ServiceOptions",
+    "SignPortRequest",
+    "SignedPort",
     "SnapshotInfo",
     "StepPosition",
     "StepReport",

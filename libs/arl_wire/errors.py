@@ -23,6 +23,8 @@ TangramError
 ├── Unavailable 503             try again; retry_after_s says when
 │   └── CellUnavailable         the cell of the request does not answer; other cells are not affected
 │       └── CellBusy            the router has no free connection to the cell
+├── ServerFailed 502            the server in the environment sent no valid response
+│   └── NothingListens          no server listens on the port
 ├── GatewayTimeout 504          the action continues; repeat the same request to resume waiting
 ├── DatabaseDiskFull 507        the disk of Postgres is full; free space there
 └── Internal 500
@@ -55,12 +57,14 @@ __all__ = [
     "NotRunning",
     "NotScored",
     "NotSettled",
+    "NothingListens",
     "ProblemDetails",
     "QueueFull",
     "RateLimited",
     "RequestTimeout",
     "RequirementNotEnforced",
     "RewardServiceNotFound",
+    "ServerFailed",
     "TangramError",
     "TemplateNotFound",
     "TooLarge",
@@ -312,6 +316,18 @@ class CellBusy(CellUnavailable):
     """All connections of the router to the cell are in use. The request was not sent."""
 
     code, title = "cell_busy", "Too many requests to a cell are open"
+
+
+class ServerFailed(TangramError):
+    """A server in an environment did not send a valid response."""
+
+    code, status, title = "server_failed", 502, "The server in the environment failed"
+
+
+class NothingListens(ServerFailed):
+    """No server listens on a port of an environment. Start it, or try again when it is ready."""
+
+    code, title = "nothing_listens", "No server listens on the port"
 
 
 class GatewayTimeout(TangramError):

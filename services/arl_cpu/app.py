@@ -8,7 +8,14 @@ from arl_cpu.contract.simulated_executor import SimulatedExecutor
 from arl_cpu.deps import CpuDeps
 from arl_cpu.node.log_streams import AttemptStreams
 from arl_cpu.node.manager import CpuManager
-from arl_cpu.node.routes import TRANSFER_PATH, add_manager_routes, add_stream_routes, add_transfer_routes
+from arl_cpu.node.ports import EnvironmentPorts
+from arl_cpu.node.routes import (
+    TRANSFER_PATH,
+    add_manager_routes,
+    add_port_route,
+    add_stream_routes,
+    add_transfer_routes,
+)
 from arl_cpu.settings import CpuSettings
 from arl_kit.app import create_app, create_metrics, metrics_token_check, provide_deps
 from arl_kit.internal_api import InternalApi, mount_internal_apis
@@ -54,8 +61,16 @@ def build(settings: CpuSettings) -> FastAPI:
     live_hops = InternalApi(settings, "gateway", audience=settings.audience)
     add_stream_routes(live_hops, live)
     add_transfer_routes(transfers, manager.transfers, manager.snapshots)
+    ports = EnvironmentPorts(executor)
+    add_port_route(live_hops, ports)
     mount_internal_apis(app, hops, live_hops, transfers)
-    provide_deps(app, CpuDeps(drain=live.drain))
+
+    def drain() -> None:
+        """End streams and connections to ports."""
+        live.drain()
+        ports.draining.set()
+
+    provide_deps(app, CpuDeps(drain=drain))
     return app
 
 

@@ -13,6 +13,7 @@ from arl_gateway.admin.project_routes import router as project_router
 from arl_gateway.admin.routes import router as admin_router
 from arl_gateway.audit_log.routes import router as audit_log_router
 from arl_gateway.compat.e2b.access import SandboxPaths
+from arl_gateway.compat.e2b.port_routes import HOST_ROUTES
 from arl_gateway.compat.routers import E2B_ROUTERS, PREFIXED_MOUNTS
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.deps import build_deps
@@ -30,6 +31,8 @@ from arl_gateway.nodes.routes import join_router
 from arl_gateway.nodes.routes import router as node_router
 from arl_gateway.openapi import customize_openapi
 from arl_gateway.pools.routes import router as pool_router
+from arl_gateway.ports.routes import PORT_PATHS, PORT_ROUTES
+from arl_gateway.ports.routes import router as port_router
 from arl_gateway.reward_services.routes import router as reward_router
 from arl_gateway.reward_services.score_routes import router as score_router
 from arl_gateway.settings import GatewaySettings
@@ -37,6 +40,7 @@ from arl_gateway.steps.routes import router as step_router
 from arl_gateway.streaming.routes import router as live_router
 from arl_kit.app import create_app, create_metrics, provide_deps
 from arl_kit.fast_route import serve_by_path
+from arl_kit.http_server.request_envelope import OpaqueBodyBytes
 from arl_store.tx import open_store
 
 __all__ = ["build"]
@@ -49,6 +53,7 @@ ROUTERS = (
     trajectories,
     step_router,
     live_router,
+    port_router,
     environment_router,
     archive_router,
     snapshot_router,
@@ -95,7 +100,11 @@ def build(settings: GatewaySettings) -> FastAPI:
         title="ARL-Tangram",
         lifespan=lifespan,
         ready=ready,
-        max_body_bytes={ARCHIVE_PATH: settings.max_archive_mib << 20, "": settings.max_body_mib << 20},
+        max_body_bytes={
+            ARCHIVE_PATH: settings.max_archive_mib << 20,
+            PORT_PATHS: OpaqueBodyBytes(settings.max_archive_mib << 20),
+            "": settings.max_body_mib << 20,
+        },
         body_timeout_s=settings.body_timeout_s,
         metrics=metrics,
         public=True,
@@ -120,6 +129,6 @@ def _add_cell_probe(app: FastAPI, number: int) -> None:
 def _include_routers(app: FastAPI) -> None:
     for each in ROUTERS:
         app.include_router(each)
-    app.router.routes.extend(PREFIXED_MOUNTS)
+    app.router.routes.extend([*PORT_ROUTES, *HOST_ROUTES, *PREFIXED_MOUNTS])
     serve_by_path(app, [route for each in ROUTERS for route in each.routes])
     customize_openapi(app)

@@ -19,7 +19,7 @@ from arl_gateway.audit_log.service import AuditLogReader
 from arl_gateway.blocking.code_runs import CodeRunner
 from arl_gateway.blocking.command_runner import CommandRunner
 from arl_gateway.compat.e2b.channels import SandboxChannels
-from arl_gateway.compat.e2b.sandboxes import SandboxService
+from arl_gateway.compat.e2b.sandboxes import SandboxPorts, SandboxService
 from arl_gateway.endpoints.service import EndpointService
 from arl_gateway.endpoints.upstream_proxy import UpstreamProxy
 from arl_gateway.environments.archives import ArchiveService
@@ -33,6 +33,9 @@ from arl_gateway.images.service import ImageAdmin
 from arl_gateway.nodes.join import NodeJoin
 from arl_gateway.nodes.service import NodeAdmin
 from arl_gateway.pools.service import PoolAdmin
+from arl_gateway.ports.connections import PortConnections
+from arl_gateway.ports.forwarding import PortForwarder
+from arl_gateway.ports.signed_urls import PortUrlSigner
 from arl_gateway.reward_services.score_coalescer import ScoreCoalescer
 from arl_gateway.reward_services.service import RewardServiceAdmin
 from arl_gateway.reward_services.service_directory import ServiceDirectory
@@ -67,6 +70,8 @@ class GatewayDeps:
     archives: ArchiveService
     snapshots: SnapshotService
     forks: ForkService
+    port_forwarder: PortForwarder
+    port_urls: PortUrlSigner
     sandboxes: SandboxService
     reward_services: RewardServiceAdmin
     service_directory: ServiceDirectory
@@ -98,6 +103,7 @@ class GatewayDeps:
         self.waiters.start()
         self.sandboxes.expiry.start()
         yield
+        await self.port_forwarder.connections.stop()
         await self.sandboxes.stop()
         for service in (self.scores, self.code_runner, self.upstream_proxy, self.command_runner, self.actions):
             await service.drain()
@@ -113,6 +119,7 @@ class GatewayDeps:
         self.waiters.drain()
         self.log_streams.drain()
         self.sandboxes.channels.drain()
+        self.port_forwarder.connections.drain()
 
     def register_metrics(self, metrics: Metrics) -> None:
         """Add the gauges of requests in flight."""
@@ -126,16 +133,20 @@ class GatewayDeps:
             lambda: self.command_runner.waiting,
         )
         self.pools.register_metrics(metrics)
+        gauge(
+            "port_connections",
+            "Open connections to ports of environments",
+            lambda: self.port_forwarder.connections.active,
+        )
         gauge("log_streams", "Open streams of live output", lambda: self.stream_limiter.active)
 
 
 def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     """Build every service of the gateway. Nothing connects before `GatewayDeps.running`."""
     tokens, admission_url = settings.token_issuer("gateway"), settings.admission_url
-    peers = ServiceClient(tokens)
+    peers, failpoints = ServiceClient(tokens), Failpoints(settings.failpoints)
     nodes = ServiceClient(tokens, timeout_s=NODE_CALL_TIMEOUT_S, max_per_service=2 * settings.max_log_streams)
     waiters = ActionWaiters(store, poll_s=settings.wait_poll_s)
-    failpoints = Failpoints(settings.failpoints)
     actions = ActionService(store, peers, waiters, admission_url=admission_url, failpoints=failpoints)
     networks = NetworkPolicies(settings.network_max, settings.network_policies)
     environments = EnvironmentService(store, actions, networks, cell=settings.cell)
@@ -145,6 +156,9 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     authenticator = KeyAuthenticator(store, cache_s=settings.key_cache_s)
     log_streams = LogStreams(store, nodes, waiters, stream_limiter)
     forks = ForkService(store, actions, environments, archives, snapshots, cell=settings.cell)
+    port_connections = PortConnections(store, nodes, actions, log_streams)
+    sandbox_ports = SandboxPorts(port_connections, settings.ports_domain, are_public=settings.e2b_public_ports)
+    channels = SandboxChannels(actions, log_streams)
     return GatewayDeps(
         store=store,
         peers=peers,
@@ -160,7 +174,9 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         archives=archives,
         snapshots=snapshots,
         forks=forks,
-        sandboxes=SandboxService(store, environments, actions, snapshots, forks, SandboxChannels(actions, log_streams)),
+        port_forwarder=PortForwarder(port_connections),
+        port_urls=PortUrlSigner(settings.service_token.get_secret_value()),
+        sandboxes=SandboxService(store, environments, actions, snapshots, forks, channels, sandbox_ports),
         reward_services=RewardServiceAdmin(store, peers, admission_url=admission_url),
         service_directory=ServiceDirectory(store),
         scores=ScoreCoalescer(

@@ -130,6 +130,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "fork_environment": {
         "samples": {"summary": "Four forks that end after ten minutes", "value": {"count": 4, "idle_ttl_s": 600}}
     },
+    "sign_port": {"hour": {"summary": "A URL that ends after an hour", "value": {"lifetime_s": 3600}}},
     "write_file": {"program": {"summary": "A Python program", "value": "print(42)\n"}},
     "create_key": {
         "reader": {

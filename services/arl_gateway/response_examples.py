@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from arl_gateway.compat.response_examples import RESPONSE_EXAMPLES as COMPATIBLE
-from arl_gateway.environments.examples import ENVIRONMENT, FORKS, SNAPSHOT
+from arl_gateway.environments.examples import ENVIRONMENT, FORKS, SIGNED_PORT, SNAPSHOT
 from arl_gateway.images.routes import NODE_IMAGE
 from arl_gateway.pools.examples import BACKLOG, POOL
 from arl_gateway.steps.examples import STEP_REPORT
@@ -309,6 +309,7 @@ RESPONSE_EXAMPLES: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "An environment with two allowed hosts",
         {**ENVIRONMENT, "network": {"allow": ["pypi.org", "files.pythonhosted.org"]}},
     ),
+    ("sign_port", "200"): _example("A URL of port 8000", SIGNED_PORT),
     ("get_environment", "200"): _example("A live environment", ENVIRONMENT),
     ("list_environments", "200"): _example("A page with one environment", {"items": [ENVIRONMENT]}),
     ("read_file", "200"): _example("A text file", "print(42)\n"),

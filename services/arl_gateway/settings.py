@@ -33,6 +33,18 @@ class GatewaySettings(ServiceSettings):
     body_timeout_s: float = Field(
         default=30, gt=0, description="Seconds to receive a body, plus one second for each 64 KiB of it"
     )
+    ports_domain: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*(:[0-9]+)?$",
+        description="Domain below which `PORT-ENVIRONMENT.DOMAIN` leads to this gateway, as the clients of E2B name"
+        " ports. It must not be the domain of the API, whose cookies would be sent to programs. Absent: clients get no"
+        " such names",
+    )
+    e2b_public_ports: bool = Field(
+        default=True,
+        description="Whether everyone who knows the id of a sandbox of E2B's protocol may use its ports, as with E2B,"
+        " unless it was created with `allowPublicTraffic: false`. False: its token is always needed",
+    )
     max_log_streams: int = Field(
         default=256, ge=0, description="Maximum number of output streams; further ones get 503"
     )

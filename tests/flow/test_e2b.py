@@ -336,7 +336,6 @@ async def test_features_that_do_not_exist_are_refused_with_their_name(api: httpx
     refused = [
         await api.post("/v3/templates", json={"name": "x"}),
         await api.put(f"/sandboxes/{sandbox.id}/network", json={}),
-        await sandbox.envd.get("/index.html", headers={"e2b-sandbox-port": "3000"}),
         await sandbox.rpc("process.Process/Nothing", {}),
     ]
     for answer in refused:

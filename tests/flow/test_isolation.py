@@ -98,6 +98,11 @@ async def an_environment(owner: httpx.AsyncClient, _system: System) -> Resource:
     return Resource({"id": made.json()["id"], "path": "file"}, {})
 
 
+async def a_port(owner: httpx.AsyncClient, system: System) -> Resource:
+    made = await an_environment(owner, system)
+    return replace(made, path={**made.path, "port": "8000"}, body={})
+
+
 async def a_fork_source(owner: httpx.AsyncClient, system: System) -> Resource:
     return replace(await an_environment(owner, system), body={"count": 1})
 
@@ -144,6 +149,7 @@ RESOURCES: dict[str, Make] = {
     "/v1/trajectories/{trajectory}": a_trajectory,
     "/v1/environments/{id}": an_environment,
     "/v1/environments/{id}:fork": a_fork_source,
+    "/v1/environments/{id}/ports": a_port,
     "/v1/snapshots/{id}": a_snapshot,
     "/v1/tasks/{task}/steps/{step}": a_step,
     "/v1/admin/keys/{id}": a_key,
@@ -316,6 +322,7 @@ async def test_every_route_refuses_requests_without_a_key(system: System, method
         **dict.fromkeys(("trajectory", "task", "name", "path", "endpoint"), "x"),
         verb="load",
         step=1,
+        port=8000,
     )
     async with httpx.AsyncClient(base_url=system.url) as nobody:
         response = await nobody.request(method, url)

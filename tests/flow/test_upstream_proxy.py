@@ -143,7 +143,7 @@ async def test_possibly_executed_request_is_not_marked_for_retry(site: Site) -> 
     answer = await site.api.post("/endpoints/many/x", content=b"pay")
     assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
     assert "retry-after" not in answer.headers
-    # Retries go on until the limit. An attempt that the limit ends may have sent something, so it must not be the first.
+    # Retries go on until the limit. It must not end the first attempt, which may have sent something.
     answer = await site.api.post("/endpoints/away/x", content=b"pay", headers={"tangram-timeout_s": "4"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert "x-should-retry" not in answer.headers

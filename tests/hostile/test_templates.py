@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.contract.executor import EnvironmentSpec, ExecutionReport, FileOperationError, NodeCapability
+from arl_cpu.contract.environment_access import FileOperationError
+from arl_cpu.contract.executor import EnvironmentSpec, ExecutionReport, NodeCapability
 from arl_cpu.launcher.isolation.users import KEPT_CAPABILITIES
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.importer import import_template, remove_template
@@ -355,8 +356,9 @@ class TestHostileImages:
         sh = Path("/bin/sh").read_bytes()
         imported(sandbox, "setuid", base, a_layer(member("bin/su", sh, mode=0o6755)))
         environment = an_environment(scope="ephemeral", template="setuid")
-        text = "su -p -c 'id; cat /proc/self/status /proc/1/environ'"
-        report = await shell(sandbox, text, environment, user="1000:1000")
+        report = await shell(
+            sandbox, "su -p -c 'id; cat /proc/self/status /proc/1/environ'", environment, user="1000:1000"
+        )
         assert report.stdout.data.startswith(b"uid=1000 gid=1000 euid=0(root) egid=0(root)"), report
         assert f"CapEff:\t{sum(1 << each for each in KEPT_CAPABILITIES):016x}\n".encode() in report.stdout.data
         assert b"Permission denied" in report.stderr.data

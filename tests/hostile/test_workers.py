@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.contract.executor import EnvironmentSpec, FileOperation, FileOperationError
+from arl_cpu.contract.environment_access import FileOperation, FileOperationError
+from arl_cpu.contract.executor import EnvironmentSpec
 from support.conditions import eventually
 from support.sandbox import Bench, a_command, a_program, an_environment, cgroups_of, children_of, living_descendants
 from support.work import begun, moved

@@ -15,7 +15,7 @@ PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygmen
 LAUNCHER = ("typing_extensions", "zstandard")
 """Packages that the tests of the launcher import."""
 SOME_UID = 23456
-EXECUTOR_SUITES = ("conformance", "cpu", "launcher")
+EXECUTOR_SUITES = ("conformance", "cpu", "launcher", "sockets")
 SUITES = (
     "tests/hostile",
     "tests/service/programs",
@@ -29,6 +29,7 @@ SUPPORT = (
     "tests/support/work.py",
     "tests/support/images.py",
     "tests/support/conditions.py",
+    "tests/support/network.py",
     *(f"tests/support/{name}" for name in ("probe.py", "probe_differences.py", "probe_suite.py", "probes")),
     "pyproject.toml",
 )

@@ -1,12 +1,14 @@
 """An executor that a test controls: attempts end only when the test ends them."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from arl_core.domain.model import Fence
+from arl_cpu.contract.environment_access import EnvironmentSocketError, FileOperation, FileOperationError
 from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedOutput,
@@ -16,8 +18,6 @@ from arl_cpu.contract.executor import (
     ExecutorEvent,
     ExecutorState,
     FeedResult,
-    FileOperation,
-    FileOperationError,
     NetworkVersion,
     RunningAttempt,
     UnusedCoresEvent,
@@ -68,6 +68,7 @@ class FakeExecutor:
         self.networks: dict[UUID, NetworkVersion] = {}
         self.acknowledged: list[Fence] = []
         self.file_operation: FileOperation | None = None
+        self.refused_socket: EnvironmentSocketError | None = None
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
         self.before_resize: Callable[[Sequence[AttemptResize]], Awaitable[None]] | None = None
         self._starts: asyncio.Queue[ExecSpec] = asyncio.Queue()
@@ -153,6 +154,11 @@ class FakeExecutor:
         if self.file_operation is None:
             raise FileOperationError("unsupported", "there are no files here")
         return self.file_operation
+
+    async def create_socket(self, environment: UUID, family: socket.AddressFamily) -> socket.socket:
+        if self.refused_socket is not None:
+            raise self.refused_socket
+        return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         for fence in fences:

@@ -4,7 +4,8 @@ from typing import Any
 from uuid import uuid4
 
 from arl_core.domain.model import Fence
-from arl_cpu.contract.executor import EnvironmentSpec, FileOperation
+from arl_cpu.contract.environment_access import FileOperation
+from arl_cpu.contract.executor import EnvironmentSpec
 from support.sandbox import Bench
 
 __all__ = ["begun", "moved"]

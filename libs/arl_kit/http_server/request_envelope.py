@@ -15,7 +15,7 @@ from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_kit.telemetry.propagation import extract_context, remote_parent, traceparent_of
 from arl_wire.errors import BadRequest, RequestTimeout, TangramError, TooLarge
 
-__all__ = ["TRACEPARENT_KEY", "RequestEnvelope"]
+__all__ = ["TRACEPARENT_KEY", "OpaqueBodyBytes", "RequestEnvelope"]
 
 MIN_BODY_BYTES_PER_S = 64 << 10
 """Bytes per second. Each received byte extends the time limit of a request body at this rate."""
@@ -28,11 +28,16 @@ FRAMED_JSON = b"application/connect+json"
 """A stream of messages in binary frames; its reader limits each message."""
 
 
+class OpaqueBodyBytes(int):
+    """A maximum of bytes of a body that is passed on to another server. Its JSON is not checked."""
+
+
 class RequestEnvelope:
     """The outermost middleware of a service.
 
     Args:
-        bounds: Maximum bytes of a body by regular expression of the path. The first match counts.
+        bounds: Maximum bytes of a body by regular expression of the path. The first match counts. `OpaqueBodyBytes`
+            are bodies for other servers.
         body_timeout_s: Seconds for a body, plus one second for each 64 KiB.
         limit_json: Whether JSON bodies are checked by `JsonScanner`. Bodies between services are not.
         too_large: Returns the error for a body above a number of bytes.
@@ -77,7 +82,8 @@ class RequestEnvelope:
                 return
             content_type = headers.get(b"content-type", b"").lower()
             has_json = self._limit_json and b"json" in content_type and content_type != FRAMED_JSON
-            body = _LimitedBody(receive, max_bytes=most, timeout_s=self._timeout_s, has_json=has_json)
+            is_read = not isinstance(most, OpaqueBodyBytes)
+            body = _LimitedBody(receive, max_bytes=most, timeout_s=self._timeout_s, has_json=has_json and is_read)
             await self._app(scope, body.receive, answer.send)
         finally:
             detach(attached)

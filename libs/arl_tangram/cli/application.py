@@ -13,7 +13,7 @@ from arl_tangram.cli.actions import commands as action_commands
 from arl_tangram.cli.actions import explain, submit, trace
 from arl_tangram.cli.admin import audit_log, capacity, images, keys, nodes, pools, projects, queues, top
 from arl_tangram.cli.environments import commands as environment_commands
-from arl_tangram.cli.environments import snapshots, templates
+from arl_tangram.cli.environments import ports, snapshots, templates
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_error, wants_json
 from arl_tangram.cli.system import consistency_check, doctor, lifecycle, node, process_logs, router
 from arl_tangram.transport.connection import CELL_VARIABLE
@@ -58,7 +58,7 @@ app = typer.Typer(
 )
 COMMAND_MODULES = (
     *(lifecycle, node, doctor),
-    *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints, mcp),
+    *(submit, action_commands, environment_commands, ports, snapshots, reward_services, endpoints, mcp),
     *(top, explain, trace, steps, process_logs),
     *(nodes, pools, images, queues, projects, keys, capacity, audit_log, templates, consistency_check, router),
 )

@@ -18,6 +18,8 @@ from arl_wire.environments.environment import (
     EnvironmentInfo,
     EnvironmentListResponse,
     EnvironmentState,
+    SignedPort,
+    SignPortRequest,
 )
 from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentResponse
 from arl_wire.environments.network import UpdateEnvironmentRequest
@@ -29,6 +31,7 @@ __all__ = [
     "fork_environment",
     "get_environment",
     "list_environments",
+    "port_url",
     "update_environment",
 ]
 
@@ -111,3 +114,11 @@ def fork_environment(
         timeout_s=FORK_SAVE_S + wait_s + RESPONSE_MARGIN_S,
     )
     return ForkEnvironmentResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def port_url(id: UUID, port: int, *, lifetime_s: int, url: str, retry_timeout_s: float) -> Operation[str]:
+    """Return a URL of a port that needs no API key."""
+    call = SdkRequest(
+        method="POST", path=f"/v1/environments/{id}/ports/{port}:sign", body=SignPortRequest(lifetime_s=lifetime_s)
+    )
+    return url + SignedPort.model_validate_json((yield from call_with_retry(call, retry_timeout_s))).path

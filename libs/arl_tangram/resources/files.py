@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 from arl_tangram.operations import Operation, SdkRequest, call_with_retry, list_all_pages
 from arl_tangram.options import ForkOptions, fork_request
-from arl_tangram.resources.environment_operations import fork_environment
+from arl_tangram.resources.environment_operations import fork_environment, port_url
 from arl_wire.environments.environment import SnapshotInfo, SnapshotListResponse
 from arl_wire.environments.files import FileEntry, FileListResponse, UploadArchiveResponse
 from arl_wire.environments.forks import ForkEnvironmentRequest, ForkEnvironmentResponse
@@ -32,6 +32,7 @@ class FileMethods:
     """
 
     _retry_timeout_s: float
+    _url: str
 
     def list_files(self, id: UUID, path: str = "", *, recursive: bool = False) -> list[FileEntry]:
         """List the entries of a directory in order of their names."""
@@ -78,6 +79,12 @@ class FileMethods:
         """
         return self._run(_fork(id, fork_request(count, options), wait_timeout_s, self._retry_timeout_s))
 
+    def port_url(self, id: UUID, port: int, *, lifetime_s: int = 3600) -> str:
+        """Return a URL of a port of an environment. It needs no API key, and ends after `lifetime_s` seconds."""
+        return self._run(
+            port_url(id, port, lifetime_s=lifetime_s, url=self._url, retry_timeout_s=self._retry_timeout_s)
+        )
+
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Value: ...
 
@@ -86,6 +93,7 @@ class AsyncFileMethods:
     """Asynchronous methods for files."""
 
     _retry_timeout_s: float
+    _url: str
 
     async def list_files(self, id: UUID, path: str = "", *, recursive: bool = False) -> list[FileEntry]:
         """List the entries of a directory in order of their names."""
@@ -131,6 +139,12 @@ class AsyncFileMethods:
         seconds after the files were saved (at most 600).
         """
         return await self._run(_fork(id, fork_request(count, options), wait_timeout_s, self._retry_timeout_s))
+
+    async def port_url(self, id: UUID, port: int, *, lifetime_s: int = 3600) -> str:
+        """Return a URL of a port of an environment. It needs no API key, and ends after `lifetime_s` seconds."""
+        return await self._run(
+            port_url(id, port, lifetime_s=lifetime_s, url=self._url, retry_timeout_s=self._retry_timeout_s)
+        )
 
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Awaitable[Value]: ...

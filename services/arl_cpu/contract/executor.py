@@ -4,12 +4,14 @@
 protocol. One conformance suite tests both.
 """
 
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from arl_core.domain.model import CpuSharing, Fence
+from arl_cpu.contract.environment_access import FileOperation
 
 __all__ = [
     "CAPABILITY_NAMES",
@@ -25,8 +27,6 @@ __all__ = [
     "ExecutorEvent",
     "ExecutorState",
     "FeedResult",
-    "FileOperation",
-    "FileOperationError",
     "NetworkVersion",
     "NodeCapability",
     "RunningAttempt",
@@ -300,31 +300,6 @@ class ExecutorState:
     driver: str
 
 
-class FileOperationError(Exception):
-    """A failed file operation. The code is one of `arl_cpu.launcher.files.file_tree`, or `lost`."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class FileOperation(Protocol):
-    """A running operation on an environment's files. Every method raises ConnectionError if the operation was lost."""
-
-    async def read_response(self) -> Mapping[str, Any]:
-        """Return the next response. Raises FileOperationError if the operation was refused."""
-
-    async def send(self, data: bytes) -> None:
-        """Send input. Empty data marks its end."""
-
-    def output(self) -> AsyncIterator[bytes]:
-        """Yield the output to its end. Raises FileOperationError if the operation was refused."""
-        ...
-
-    async def close(self) -> None:
-        """End the operation, finished or not. Returns after its worker has ended."""
-
-
 class Executor(Protocol):
     """An executor of attempts. Every call is idempotent by fence: a second start or kill of a fence does nothing."""
 
@@ -360,6 +335,13 @@ class Executor(Protocol):
         """Start an operation on the files of a persistent environment.
 
         No attempt may run in it until the operation is closed.
+        """
+        ...
+
+    async def create_socket(self, environment: UUID, family: socket.AddressFamily) -> socket.socket:
+        """Return a TCP socket, not connected, in the network namespace of a persistent environment.
+
+        Raises EnvironmentSocketError.
         """
         ...
 

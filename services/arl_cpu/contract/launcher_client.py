@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.domain.model import Fence
+from arl_cpu.contract.environment_access import EnvironmentSocketError, FileOperation, FileOperationError
 from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedOutput,
@@ -20,8 +21,6 @@ from arl_cpu.contract.executor import (
     ExecutorEvent,
     ExecutorState,
     FeedResult,
-    FileOperation,
-    FileOperationError,
     NetworkVersion,
     UnusedCoresEvent,
 )
@@ -97,6 +96,16 @@ class LauncherClient:
         writer.write(encode_frame({"op": "work", "session": self._session, **said}))
         return LauncherFileOperation(reader, writer, lambda: self.kill([fence]))
 
+    async def create_socket(self, environment: UUID, family: socket.AddressFamily) -> socket.socket:
+        """Return a socket that the launcher creates inside the environment. Raises EnvironmentSocketError."""
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            connection = await _open_connection(self._path)
+            with connection:
+                asked = {"environment": str(environment), "is_v6": family == socket.AF_INET6}
+                # A new socket's buffer has room for it.
+                connection.send(encode_frame({"op": "socket", "session": self._session, **asked}))
+                return await _receive_socket(connection)
+
     async def kill(self, fences: Sequence[Fence]) -> None:
         """Kill attempts; each still reports."""
         await self._require_connection().send({"op": "kill", "fences": [encode_fence(fence) for fence in fences]})
@@ -147,6 +156,15 @@ class LauncherClient:
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    connected = await _open_connection(path)
+    try:
+        return await asyncio.open_unix_connection(sock=connected, limit=_READ_BYTES)
+    except BaseException:
+        connected.close()
+        raise
+
+
+async def _open_connection(path: Path) -> socket.socket:
     """Connect, and retry while the launcher starts or its backlog is full.
 
     asyncio would treat a full backlog as connected.
@@ -158,15 +176,34 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
         while True:
             try:
                 connecting.connect(str(path))
-                break
+                return connecting
             except (BlockingIOError, FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() > tries_until:
                     raise ConnectionError(f"the launcher does not accept the connection: {error.strerror}") from None
                 await asyncio.sleep(_RETRY_DELAY_S)
-        return await asyncio.open_unix_connection(sock=connecting, limit=_READ_BYTES)
     except BaseException:
         connecting.close()
         raise
+
+
+async def _receive_socket(connection: socket.socket) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)
+    # The launcher sends all of it at once.
+    data, files, _, _ = socket.recv_fds(connection, _READ_BYTES, 1)
+    for message in FrameReader().feed(data):
+        if "refused" in message:
+            raise EnvironmentSocketError(message["refused"], message["message"])
+        created = socket.socket(fileno=files[0])
+        created.set_inheritable(False)
+        created.setblocking(False)
+        return created
+    raise ConnectionError("the launcher closed the connection")
 
 
 class LauncherFileOperation:

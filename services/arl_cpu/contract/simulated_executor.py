@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from arl_core.domain.model import Fence
+from arl_cpu.contract.environment_access import EnvironmentSocketError, FileOperation, FileOperationError
 from arl_cpu.contract.executor import (
     CAPABILITY_NAMES,
     AttemptResize,
@@ -19,8 +21,6 @@ from arl_cpu.contract.executor import (
     ExecutorEvent,
     ExecutorState,
     FeedResult,
-    FileOperation,
-    FileOperationError,
     NetworkVersion,
     NodeCapability,
     RunningAttempt,
@@ -98,6 +98,10 @@ class SimulatedExecutor:
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         del fence, environment, request
         raise FileOperationError("unsupported", "an environment of the simulated driver has no files")
+
+    async def create_socket(self, environment: UUID, family: socket.AddressFamily) -> socket.socket:
+        del environment, family
+        raise EnvironmentSocketError("not_enforced", "an environment of the simulated driver has no network")
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End attempts as `cancelled`."""

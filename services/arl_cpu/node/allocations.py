@@ -1,6 +1,7 @@
 """Allocations of this node: attempts with their resources and cores, and persistent environments."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -8,9 +9,8 @@ from arl_core.capacity.ledger import ResourceLedger, fits
 from arl_core.domain.model import CpuSharing, Fence, Resources, action_resources, environment_resources
 from arl_cpu.contract.executor import ExecSpec
 from arl_cpu.node.core_map import CoreMap
-from arl_cpu.node.core_time import CoreTimeMeter
 
-__all__ = ["AttemptAllocation", "NodeAllocations", "PendingResize"]
+__all__ = ["AttemptAllocation", "CoreTimeMeter", "NodeAllocations", "PendingResize"]
 
 _NODE = 0
 
@@ -64,7 +64,7 @@ class NodeAllocations:
         numa_nodes: Mapping[int, int] | None = None,
         *,
         shares_cores: bool = False,
-        core_time: CoreTimeMeter | None = None,
+        core_time: "CoreTimeMeter | None" = None,
     ) -> None:
         """Create the record.
 
@@ -282,3 +282,36 @@ class NodeAllocations:
             self._environments.add(environment)
             self._creating[environment] = attempt.fence
             self._ledger.allocate(environment, _NODE, environment_resources(attempt.resources))
+
+
+class CoreTimeMeter:
+    """The core-seconds of allocated attempts so far.
+
+    They are read before the allocation is released. An attempt that an earlier process of the manager started begins
+    with the time since its grant.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._meters: dict[Fence, tuple[int, float, float]] = {}
+        """Milli-cores, the time since when, and the core-seconds before that time."""
+
+    def set_cores(self, fence: Fence, cpu_milli: int, *, held_s: float = 0.0) -> None:
+        """Count these cores from now on.
+
+        Args:
+            fence: The attempt; one that is unknown begins.
+            cpu_milli: Milli-cores that it has allocated from now on.
+            held_s: Seconds for which it has had them already, if an earlier process of the manager began to count.
+        """
+        before_s = self.core_seconds(fence) + cpu_milli * held_s / 1000
+        self._meters[fence] = (cpu_milli, self._clock(), before_s)
+
+    def core_seconds(self, fence: Fence) -> float:
+        """Return the core-seconds of an attempt until now, or 0 if it is not allocated."""
+        cpu_milli, since, before_s = self._meters.get(fence, (0, 0.0, 0.0))
+        return before_s + (cpu_milli * (self._clock() - since) / 1000 if cpu_milli else 0.0)
+
+    def remove(self, fence: Fence) -> None:
+        """Stop counting an attempt."""
+        self._meters.pop(fence, None)

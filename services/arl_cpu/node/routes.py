@@ -1,4 +1,4 @@
-"""Internal routes of the CPU manager: grants, resizes, live streams and file transfers."""
+"""Internal routes of the CPU manager: grants, resizes, live streams, file transfers and ports."""
 
 import asyncio
 import json
@@ -10,12 +10,14 @@ from uuid import UUID
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from arl_cpu.contract.executor import FileOperation
+from arl_cpu.contract.environment_access import FileOperation
 from arl_cpu.node.log_streams import AttemptStreams
 from arl_cpu.node.manager import CpuManager
+from arl_cpu.node.ports import EnvironmentPorts
 from arl_cpu.node.snapshots import NodeSnapshots
 from arl_cpu.node.transfers import FileTransfers
 from arl_kit.http_server.body_streaming import StreamedResponse
+from arl_kit.http_server.takeover import UpgradeResponse, relay
 from arl_kit.internal_api import InternalApi
 from arl_node.lifespan import add_grant_route
 from arl_wire.errors import Unavailable
@@ -27,12 +29,20 @@ from arl_wire.internal.node import (
     WriteInputRequest,
 )
 
-__all__ = ["TRANSFER_HEADER", "TRANSFER_PATH", "add_manager_routes", "add_stream_routes", "add_transfer_routes"]
-
+__all__ = [
+    "TRANSFER_HEADER",
+    "TRANSFER_PATH",
+    "add_manager_routes",
+    "add_port_route",
+    "add_stream_routes",
+    "add_transfer_routes",
+]
 
 TRANSFER_PATH = "/internal/transfers/"
 TRANSFER_HEADER = "tangram-transfer"
 """Name of the header with the operation as JSON. The body is an archive."""
+TUNNEL_IDLE_S = 3600.0
+"""Seconds without a byte after which a tunnel ends. The gateway has a shorter limit."""
 
 
 def add_transfer_routes(api: InternalApi, transfers: FileTransfers, snapshots: NodeSnapshots) -> None:
@@ -105,3 +115,23 @@ def add_stream_routes(api: InternalApi, streams: AttemptStreams) -> None:
     """Add the routes by which the gateway reads and feeds running attempts for authorized clients."""
     api.add_route("/internal/output", ReadOutputRequest, streams.poll_output, long_poll=True)
     api.add_route("/internal/input", WriteInputRequest, streams.feed_stdin)
+
+
+def add_port_route(api: InternalApi, ports: EnvironmentPorts) -> None:
+    """Add the route by which the gateway connects to servers inside environments."""
+
+    async def connect(request: Request) -> Response:
+        """Connect before the response, so that an error reaches the gateway as a problem."""
+        environment, port = UUID(request.path_params["environment"]), int(request.path_params["port"])
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(ports.connect(environment, port))
+            closing = stack.pop_all()
+
+        async def serve(client: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+            """Relay until both sides have ended."""
+            async with closing:
+                await relay(client, server, idle_s=TUNNEL_IDLE_S, stop=ports.draining)
+
+        return UpgradeResponse([(b"connection", b"upgrade"), (b"upgrade", b"tcp")], serve)
+
+    api.add_tunnel("/internal/ports/{environment}/{port:int}", connect)

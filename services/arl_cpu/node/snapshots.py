@@ -16,7 +16,8 @@ from urllib.parse import quote
 from uuid import UUID
 
 from arl_core.domain.model import Fence
-from arl_cpu.contract.executor import ExecutionReport, Executor, FileOperation, FileOperationError
+from arl_cpu.contract.environment_access import FileOperation, FileOperationError
+from arl_cpu.contract.executor import ExecutionReport, Executor
 from arl_cpu.node import repository
 from arl_cpu.node.transfers import report_for_error
 from arl_store.tx import PostgresStore, Row

@@ -13,7 +13,8 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.domain.model import Fence
-from arl_cpu.contract.executor import ExecutionReport, Executor, FileOperation, FileOperationError
+from arl_cpu.contract.environment_access import FileOperation, FileOperationError
+from arl_cpu.contract.executor import ExecutionReport, Executor
 from arl_wire.errors import Conflict, NotFound, TangramError, TooLarge, Unavailable, ValidationFailed
 
 __all__ = ["FileTransfers", "report_for_error"]

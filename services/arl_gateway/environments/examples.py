@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "ENVIRONMENT_ID", "FORKS", "SNAPSHOT"]
+__all__ = ["ENVIRONMENT", "ENVIRONMENT_ID", "FORKS", "SIGNED_PORT", "SNAPSHOT"]
 
 ENVIRONMENT_ID = "01920000-0000-7000-8000-000000000003"
 ENVIRONMENT: dict[str, Any] = {
@@ -33,6 +33,10 @@ SNAPSHOT: dict[str, Any] = {
     "members": 12,
     "bytes": 48210,
     "created_at": "2026-03-02T09:05:00Z",
+}
+SIGNED_PORT: dict[str, Any] = {
+    "path": "/v1/ports/01920000000070008000000000000003-8000-1-1772445600-2b4f5f6a7c8d9e0f1a2b3c4d5e6f708192a3b4c5/",
+    "expires_at": "2026-03-02T10:00:00Z",
 }
 FORKS: dict[str, Any] = {
     "source": ENVIRONMENT_ID,

@@ -10,12 +10,14 @@ from arl_gateway.admin import key_queries
 from arl_store.tx import PostgresStore
 from arl_wire.errors import Forbidden, Unauthenticated
 
-__all__ = ["ROOT_PROJECT", "Caller", "KeyAuthenticator"]
+__all__ = ["ROOT_PROJECT", "Caller", "KeyAuthenticator", "contains_api_key"]
 
 ROOT_PROJECT = "default"
 """Project whose keys may administer the whole installation."""
 
 MAX_CACHED_KEYS = 10_000
+KEY_PREFIXES = ("tk_", "e2b_")
+"""Beginnings of API keys. Old clients of E2B demand the second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,11 @@ class KeyAuthenticator:
         if revocations == self._revocations:
             self._cache[digest] = (until, caller)
         return caller
+
+
+def contains_api_key(credential: str) -> bool:
+    """Return True if the value of `Authorization` or `X-API-Key` has the form of an API key, valid or not."""
+    return credential.startswith(KEY_PREFIXES) or _parse_key(credential).startswith(KEY_PREFIXES)
 
 
 def _parse_key(authorization: str) -> str:

@@ -10,9 +10,10 @@ from contextlib import suppress
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from arl_gateway.compat.e2b.access import ENVD_PREFIX, PORTS_PREFIX, authenticate_sandbox
+from arl_gateway.compat.e2b.access import ENVD_PREFIX, PORT_HOSTS_PREFIX, PORTS_PREFIX, authenticate_sandbox
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.auth import Caller
+from arl_gateway.ports.signed_urls import SIGNED_PREFIX
 
 __all__ = ["KeyCheck", "authenticated_caller"]
 
@@ -23,6 +24,8 @@ MAX_LINGER_BYTES = 8 << 20
 LINGER_S = 1.0
 """Seconds between the response to a longer body and the close of its connection."""
 SANDBOX_PREFIXES = (f"{ENVD_PREFIX}/", f"{PORTS_PREFIX}/")
+OPAQUE_PREFIXES = (PORT_HOSTS_PREFIX, SIGNED_PREFIX)
+"""Paths whose routes authenticate requests without a key, and pass on their bodies unread."""
 E2B_KEY_PREFIX = "e2b_"
 """Prefix that old clients of E2B demand of a key."""
 _RESULT = "tangram.caller"
@@ -38,7 +41,7 @@ class KeyCheck:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _has_body(scope):
+        if scope["type"] != "http" or not _has_body(scope) or scope["path"].startswith(OPAQUE_PREFIXES):
             await self._app(scope, receive, send)
             return
         try:

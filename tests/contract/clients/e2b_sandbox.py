@@ -5,7 +5,9 @@ Arguments: the directory of the installed packages. Address and key are in the e
 
 import io
 import json
+import os
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -138,6 +140,24 @@ def paused(sandbox: Sandbox) -> Any:
     said = [sandbox.pause(), sandbox.pause(), sandbox.is_running()]
     resumed = Sandbox.connect(sandbox.sandbox_id, timeout=120)
     return [*said, resumed.is_running(), resumed.files.read("/tmp/signed")]
+
+
+@case
+def ports(sandbox: Sandbox) -> Any:
+    serve = "cd /tmp && exec python3 -m http.server 18123"
+    server = sandbox.commands.run(serve, background=True)
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "18123"}
+    request = urllib.request.Request(f"{os.environ['E2B_SANDBOX_URL']}/signed", headers=headers)
+    for _ in range(100):
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                content = answer.read().decode()
+            break
+        except urllib.error.HTTPError as refused:
+            content = str(refused.code)
+            time.sleep(0.1)
+    host = sandbox.get_host(3000)
+    return [content, server.kill(), host == f"3000-{sandbox.sandbox_id}.ports.example"]
 
 
 @case

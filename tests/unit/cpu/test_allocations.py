@@ -4,8 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arl_core.domain.model import CpuSharing, Fence
-from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
-from arl_cpu.node.core_time import CoreTimeMeter
+from arl_cpu.node.allocations import AttemptAllocation, CoreTimeMeter, NodeAllocations, PendingResize
 from support.builders import numbered
 from support.sandbox import a_command
 

@@ -102,7 +102,9 @@ def test_incomplete_upload_form_is_refused(content_type: str) -> None:
         ("/health", "", {"host": "gateway.example"}, "/health"),
         ("/process.Process/List", "", {}, "/e2b/envd/process.Process/List"),
         ("/execute", "", {"e2b-sandbox-id": SANDBOX, "e2b-sandbox-port": "49999"}, "/e2b/ports/49999/execute"),
-        ("/a", "", {"host": f"3000-{SANDBOX}.sandboxes.example"}, "/e2b/ports/3000/a"),
+        ("/a", "", {"host": f"3000-{SANDBOX}.sandboxes.example"}, f"/e2b/port-hosts/3000/{SANDBOX}/a"),
+        ("/a", "", {"e2b-sandbox-id": "../x", "e2b-sandbox-port": "3/0"}, "/e2b/port-hosts/3%2F0/..%2Fx/a"),
+        ("/a", "", {"x-access-token": "t", "e2b-sandbox-port": "3000"}, "/e2b/port-hosts/3000/-/a"),
         ("/v1/actions", "", {}, "/v1/actions"),
     ],
 )

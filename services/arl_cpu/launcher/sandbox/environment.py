@@ -54,26 +54,28 @@ class SandboxEnvironment:
         on_removed: Callable[["SandboxEnvironment", str | None], None],
         template: OpenTemplate | None = None,
     ) -> None:
-        self.spec, self._host, self._template = spec, host, template
+        self.spec, self._host, self._pool, self._template = spec, host, pool, template
         self._cpu = SandboxCpu(host)
         self._on_report, self._on_removed = on_report, on_removed
         self.attempt: SandboxAttempt | None = None
-        self.is_ending = False
-        self._is_ready = False
+        self.is_ending = self._is_ready = self._has_leftovers = False
         self._loss_reason: str | None = None
         self._variables: dict[str, str] = {}
         """Variables of every action in the environment."""
         self._leftover_outputs = LeftoverOutputs(host.loop, self._leftover_output_read)
-        self._has_leftovers = False
         self._shell_manager = ShellManager(host.loop, self._send_order, self._send_finish, self._append_terminal_output)
         self.network = EnvironmentNetwork(host, str(spec.id), spec.network)
-        self._pool = pool
         self._acquire_sandbox(pool.acquire if template is None else partial(pool.create, template=template))
+
+    @property
+    def ready_sandbox(self) -> Sandbox | None:
+        """The sandbox, or None if it is not ready or is ending."""
+        return self._sandbox if self._is_ready and not self.is_ending else None
 
     @property
     def idle_sandbox(self) -> tuple[Sandbox, str] | None:
         """The sandbox and its working directory, or None if it is not ready, runs an attempt or is ending."""
-        return (self._sandbox, self._workspace()) if self._is_ready and not (self.attempt or self.is_ending) else None
+        return (self._sandbox, self._workspace()) if self.ready_sandbox and not self.attempt else None
 
     def begin(self, attempt: SandboxAttempt) -> None:
         """Run an attempt once the environment is ready. No other attempt may be running."""

@@ -1,5 +1,6 @@
 """The state of a launcher: environments, running attempts, and reports until they are acknowledged."""
 
+import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -7,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.domain.model import Fence
+from arl_cpu.contract.environment_access import EnvironmentSocketError
 from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedOutput,
@@ -21,6 +23,7 @@ from arl_cpu.contract.executor import (
 from arl_cpu.contract.launcher_protocol import decode_fence
 from arl_cpu.launcher.cpu_sharing.environment_cpu import NICE_WEIGHTS
 from arl_cpu.launcher.cpu_sharing.shared_attempts import SharedAttempts
+from arl_cpu.launcher.linux.namespace_sockets import create_socket
 from arl_cpu.launcher.linux.processes import ProcessInfo
 from arl_cpu.launcher.sandbox.attempt import SandboxAttempt, StopCause
 from arl_cpu.launcher.sandbox.environment import SandboxEnvironment
@@ -86,6 +89,27 @@ class LauncherNode:
         fence = decode_fence(message["fence"])
         environment = self._persistent.get(UUID(message["environment"]))
         self.workers.start(connection, fence, environment, message["work"])
+
+    def create_socket(self, identifier: UUID, family: socket.AddressFamily) -> socket.socket:
+        """Return a TCP socket, not connected, in the network namespace of an environment.
+
+        Raises EnvironmentSocketError.
+        """
+        environment = self._persistent.get(identifier)
+        sandbox = environment.ready_sandbox if environment is not None else None
+        if sandbox is None:
+            raise EnvironmentSocketError("lost", "the environment no longer exists, or is not ready")
+        if not self._host.driver.has_zygote_namespaces:
+            driver = self._host.driver.name
+            raise EnvironmentSocketError("not_enforced", f"environments of the {driver} driver have no own network")
+        try:
+            network = sandbox.open_network()
+            try:
+                return create_socket(network, family)
+            finally:
+                os.close(network)
+        except OSError as error:
+            raise EnvironmentSocketError("failed", f"no socket could be created in the environment: {error}") from None
 
     def processes(self, identifier: UUID) -> list[ProcessInfo]:
         """Return the living processes of a persistent environment."""

@@ -4,10 +4,12 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from arl_cpu.contract.environment_access import EnvironmentSocketError
 from arl_cpu.contract.executor import (
     CapturedOutput,
     ExecutionReport,
@@ -36,7 +38,7 @@ __all__ = ["LauncherServer"]
 
 _READ_BYTES = 1 << 20
 _BACKLOG = 1024
-"""Connections that may wait at once, one for each file operation. The kernel may allow fewer."""
+"""Connections that may wait at once, one for each file operation and socket. The kernel may allow fewer."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
@@ -53,7 +55,7 @@ class LauncherServer:
         self._output_requests: dict[int, Callable[[], None]] = {}
         """Functions that cancel the manager's pending requests for output, by request id."""
         self._session = ""
-        """Token that the manager sends on additional connections, one for each file operation."""
+        """Token that the manager sends on additional connections, one for each file operation and socket."""
         node.on_event = self._publish
 
     def listen(self, path: Path) -> None:
@@ -81,8 +83,8 @@ class LauncherServer:
         _ManagerConnection(self._loop, connected, self._serve)
 
     def _serve(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
-        if message["op"] == "work" and message["session"] == self._session:
-            self._node.start_file_operation(connection.detach(), message)
+        if message["op"] in ("work", "socket") and message["session"] == self._session:
+            self._serve_connection(connection.detach(), message)
             return
         if message["op"] != "hello" and connection is not self._manager:
             raise ValueError("only the manager that sent `hello` may send requests")
@@ -102,6 +104,22 @@ class LauncherServer:
             case "destroy":
                 identifiers = [UUID(identifier) for identifier in message["environments"]]
                 self._node.destroy(identifiers, lambda: connection.send({"id": message["id"]}))
+
+    def _serve_connection(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
+        if message["op"] == "work":
+            self._node.start_file_operation(connection, message)
+        else:
+            self._send_socket(connection, message)
+
+    def _send_socket(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
+        """Send a socket inside an environment, or the reason why there is none, and close the connection."""
+        family = socket.AF_INET6 if message["is_v6"] else socket.AF_INET
+        with connection, suppress(OSError):  # the manager has gone
+            try:
+                with self._node.create_socket(UUID(message["environment"]), family) as created:
+                    socket.send_fds(connection, [encode_frame({"ok": {}})], [created.fileno()])
+            except EnvironmentSocketError as refused:
+                connection.send(encode_frame({"refused": refused.code, "message": str(refused)}))
 
     def _accept_manager(self, connection: "_ManagerConnection", request_id: int) -> None:
         """Make this connection the manager. A connection that never sends `hello`, such as a probe, changes nothing."""

@@ -7,6 +7,7 @@ and `/health` do not collide with others.
 import re
 import time
 from hmac import compare_digest
+from urllib.parse import quote
 from uuid import UUID
 
 from starlette.datastructures import Headers
@@ -20,11 +21,23 @@ from arl_gateway.deps import gateway_deps
 from arl_store.tx import Row
 from arl_wire.errors import NotFound
 
-__all__ = ["ENVD_PREFIX", "INTERPRETER_PREFIX", "PORTS_PREFIX", "SandboxPaths", "authenticate_sandbox"]
+__all__ = [
+    "ENVD_PREFIX",
+    "HOST_NAME",
+    "INTERPRETER_PREFIX",
+    "PORTS_PREFIX",
+    "PORT_HOSTS_PREFIX",
+    "TOKEN_HEADERS",
+    "SandboxPaths",
+    "authenticate_sandbox",
+]
 
 ENVD_PREFIX = "/e2b/envd"
 PORTS_PREFIX = "/e2b/ports"
-INTERPRETER_PREFIX = f"{PORTS_PREFIX}/49999"
+INTERPRETER_PORT = "49999"
+INTERPRETER_PREFIX = f"{PORTS_PREFIX}/{INTERPRETER_PORT}"
+PORT_HOSTS_PREFIX = "/e2b/port-hosts/"
+"""Path of requests to other ports. The port and the id of the sandbox follow, or `-` for a sandbox named by token."""
 OPEN_PATHS = frozenset({f"{ENVD_PREFIX}/health", f"{INTERPRETER_PREFIX}/health"})
 """Paths that E2B's clients request without a token. They say only whether the sandbox runs."""
 FILES_PATH = f"{ENVD_PREFIX}/files"
@@ -45,7 +58,7 @@ class SandboxPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (prefix := _prefix(scope)) is not None:
             path = prefix + scope["path"]
-            scope = {**scope, "path": path, "raw_path": path.encode()}
+            scope = {**scope, "path": path, "raw_path": prefix.encode() + scope.get("raw_path", scope["path"].encode())}
         await self._app(scope, receive, send)
 
 
@@ -57,7 +70,12 @@ def _prefix(scope: Scope) -> str | None:
     if not (host or is_rpc or is_signed or "e2b-sandbox-id" in headers or "x-access-token" in headers):
         return None
     port = headers.get("e2b-sandbox-port") or (host[1] if host else ENVD_PORT)
-    return ENVD_PREFIX if port == ENVD_PORT else f"{PORTS_PREFIX}/{port if port.isdigit() else 0}"
+    if port == ENVD_PORT:
+        return ENVD_PREFIX
+    if port == INTERPRETER_PORT:
+        return INTERPRETER_PREFIX
+    sandbox_id = headers.get("e2b-sandbox-id") or (host[2] if host else "-")
+    return PORT_HOSTS_PREFIX + "/".join(quote(each, safe="") or "-" for each in (port, sandbox_id))
 
 
 async def authenticate_sandbox(request: Request) -> Row:

@@ -60,9 +60,10 @@ async def create_sandbox(
         metadata=body.metadata,
         variables=body.variables,
         network=network,
+        has_public_ports=body.network is None or body.network.has_public_ports,
         key=idempotency_key,
     )
-    return JSONResponse(new_sandbox(row), 201)
+    return JSONResponse(new_sandbox(row, sandboxes.ports.domain), 201)
 
 
 @router.get("/v2/sandboxes")
@@ -113,7 +114,7 @@ async def connect_sandbox(sandbox_id: str, request: Request, caller: Writer, san
     """Return a sandbox, and resume it if it is paused. Its end is never earlier than before."""
     body = ConnectRequest.model_validate_json(await request.body() or b"{}")
     row = await sandboxes.set_timeout(sandbox_id, caller, body.timeout, may_shorten=False)
-    return JSONResponse(new_sandbox(row), 200 if row.paused_at is None else 201)
+    return JSONResponse(new_sandbox(row, sandboxes.ports.domain), 200 if row.paused_at is None else 201)
 
 
 @router.post("/sandboxes/{sandbox_id}/timeout")

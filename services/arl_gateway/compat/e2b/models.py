@@ -41,7 +41,7 @@ class ConnectRequest(SandboxTimeout):
 
 
 class SandboxNetwork(BaseModel):
-    """The rules for connections of a sandbox to other hosts. Fields about its own ports are ignored."""
+    """The rules for connections of a sandbox to other hosts, and to its own ports."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -49,6 +49,7 @@ class SandboxNetwork(BaseModel):
     denied: list[str] = Field(default_factory=list, alias="denyOut")
     rules: dict[str, Any] | None = None
     proxy: dict[str, Any] | None = Field(default=None, alias="egressProxy")
+    has_public_ports: bool = Field(default=True, alias="allowPublicTraffic")
 
 
 class CreateSandboxRequest(SandboxTimeout):
@@ -100,9 +101,10 @@ def to_allow_list(hosts: list[str]) -> NetworkAllowList:
         raise ValidationFailed(f"network.allowOut: {message}", errors=[field]) from None
 
 
-def new_sandbox(row: Row) -> dict[str, Any]:
-    """Return a sandbox with its token, as `create` and `connect` answer."""
+def new_sandbox(row: Row, domain: str | None) -> dict[str, Any]:
+    """Return a sandbox with its token, as `create` and `connect` answer. `domain` is that of the names of ports."""
     return {
+        **({"domain": domain} if domain is not None else {}),
         "templateID": row.template,
         "sandboxID": row.id.hex,
         "clientID": "tangram",

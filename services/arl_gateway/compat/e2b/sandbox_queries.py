@@ -22,7 +22,8 @@ __all__ = [
 
 _SANDBOX = """
     select s.environment_id as id, s.project_id, s.key_id, p.name as project, s.template, s.metadata, s.variables,
-           s.access_token, s.created_at, s.ends_at, s.paused_at, q.task, e.trajectory, e.memory_mib, e.disk_mib, e.pids,
+           s.access_token, s.has_public_ports, s.created_at, s.ends_at, s.paused_at, q.task, e.trajectory,
+           e.memory_mib, e.disk_mib, e.pids,
            exists (select 1 from nodes as n
                     where n.id = e.node_id and n.enforced @> '[{"name": "users", "level": "enforced"}]') as has_users
       from e2b_sandboxes as s
@@ -62,9 +63,10 @@ LIST_SANDBOXES = text(
 )
 
 INSERT_SANDBOX = text("""
-    insert into e2b_sandboxes (environment_id, project_id, key_id, template, metadata, variables, access_token, ends_at)
+    insert into e2b_sandboxes (environment_id, project_id, key_id, template, metadata, variables, access_token,
+                               has_public_ports, ends_at)
     values (:id, :project_id, :key_id, :template, cast(:metadata as jsonb), cast(:variables as jsonb), :access_token,
-            now() + make_interval(secs => :timeout_s))
+            :has_public_ports, now() + make_interval(secs => :timeout_s))
         on conflict (environment_id) do nothing
 """)
 

@@ -7,6 +7,7 @@ import secrets
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 from uuid import UUID
@@ -19,14 +20,15 @@ from arl_gateway.environments.forks import ForkService
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.auth import Caller
+from arl_gateway.ports.connections import PortConnections
 from arl_store.tx import PostgresStore, Row
 from arl_wire.actions.action import HOST_TEMPLATE
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.environments.forks import ForkEnvironmentRequest
 from arl_wire.environments.network import NetworkSetting, UpdateEnvironmentRequest
-from arl_wire.errors import NotFound, TangramError, TemplateNotFound, Unavailable
+from arl_wire.errors import Conflict, NotFound, TangramError, TemplateNotFound, Unavailable
 
-__all__ = ["TASK", "SandboxService", "parse_sandbox_id", "parse_snapshot_id"]
+__all__ = ["TASK", "SandboxPorts", "SandboxService", "parse_sandbox_id", "parse_snapshot_id"]
 
 TASK = "e2b"
 CREATE_WAIT_S = 50.0
@@ -44,6 +46,17 @@ GUEST_FILES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxPorts:
+    """The connections to ports of sandboxes, and the operator's settings of them."""
+
+    connections: PortConnections
+    domain: str | None
+    """Domain of the names of ports, if there is one."""
+    are_public: bool
+    """False if the token of a sandbox is needed for all its ports."""
+
+
 class SandboxService:
     """The operations on sandboxes."""
 
@@ -55,9 +68,10 @@ class SandboxService:
         snapshots: SnapshotService,
         forks: ForkService,
         channels: SandboxChannels,
+        ports: SandboxPorts,
     ) -> None:
         self._store, self._environments, self._actions = store, environments, actions
-        self._snapshots, self._forks, self.channels = snapshots, forks, channels
+        self._snapshots, self._forks, self.channels, self.ports = snapshots, forks, channels, ports
         self.expiry = SandboxExpiry(self._expiries, self._end_expired)
         guest = resources.files("arl_gateway.compat.e2b.guest")
         sources = {name: guest.joinpath(name).read_bytes().replace(GUEST_PACKAGE, b"") for name in GUEST_FILES}
@@ -72,6 +86,7 @@ class SandboxService:
         metadata: Mapping[str, str],
         variables: Mapping[str, str],
         network: NetworkSetting | None,
+        has_public_ports: bool,
         key: str | None,
     ) -> Row:
         """Create a sandbox and wait for it. A repeated `key` returns the same sandbox. Raises TangramError.
@@ -92,6 +107,7 @@ class SandboxService:
                 timeout_s=timeout_s,
                 metadata=json.dumps(dict(metadata)),
                 variables=json.dumps(dict(variables)),
+                has_public_ports=has_public_ports,
             )
         except BaseException:
             if key is None:  # with a key, a repetition completes it
@@ -100,7 +116,15 @@ class SandboxService:
         return await self.get(made.id.hex, caller)
 
     async def _add_sandbox(
-        self, id: UUID, caller: Caller, *, template: str, timeout_s: int, metadata: str, variables: str
+        self,
+        id: UUID,
+        caller: Caller,
+        *,
+        template: str,
+        timeout_s: int,
+        metadata: str,
+        variables: str,
+        has_public_ports: bool,
     ) -> None:
         values = {
             "id": id,
@@ -110,6 +134,7 @@ class SandboxService:
             "metadata": metadata,
             "variables": variables,
             "access_token": secrets.token_hex(20),
+            "has_public_ports": has_public_ports,
             "timeout_s": timeout_s,
         }
         async with self._store.write() as tx:
@@ -187,6 +212,7 @@ class SandboxService:
             is_paused = await sandbox_queries.set_paused(tx, row.id)
         if is_paused:
             await self.channels.channel(row).pause()
+            await self.ports.connections.end(row.id, Conflict(f"sandbox {sandbox_id} is paused"))
         return is_paused
 
     async def snapshot(self, sandbox_id: str, caller: Caller) -> UUID:
@@ -211,6 +237,7 @@ class SandboxService:
                     timeout_s=timeout_s,
                     metadata=row.metadata,
                     variables=row.variables,
+                    has_public_ports=row.has_public_ports,
                 )
         except BaseException:
             await asyncio.shield(asyncio.gather(*(self._end(id, caller) for id in ids), return_exceptions=True))

@@ -67,4 +67,4 @@ async def fork_sandbox(sandbox_id: str, request: Request, caller: Writer, sandbo
     """Create sandboxes with the same files. Processes are not copied."""
     body = ForkRequest.model_validate_json(await request.body() or b"{}")
     rows = await sandboxes.fork(sandbox_id, caller, count=body.count, timeout_s=body.timeout)
-    return JSONResponse([{"sandbox": new_sandbox(row)} for row in rows], 201)
+    return JSONResponse([{"sandbox": new_sandbox(row, sandboxes.ports.domain)} for row in rows], 201)

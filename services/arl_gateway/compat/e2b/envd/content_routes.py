@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from arl_gateway.compat.e2b.access import ENVD_PREFIX, PORTS_PREFIX
+from arl_gateway.compat.e2b.access import ENVD_PREFIX, INTERPRETER_PREFIX
 from arl_gateway.compat.e2b.channels import SandboxChannel
 from arl_gateway.compat.e2b.envd.process_routes import ChannelDep, SandboxDep
 from arl_gateway.compat.e2b.envd.upload_form import parse_parts
@@ -67,10 +67,10 @@ async def write_files(request: Request, channel: ChannelDep, path: str | None = 
     return JSONResponse([await _write_file(file, content, metadata) for file, content in written])
 
 
-@router.api_route(PORTS_PREFIX + "/{port}/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"])
-async def refuse_port(port: int, sandbox: SandboxDep) -> Response:
-    """Refuse ports other than envd's."""
-    raise not_supported(f"port {port} of a sandbox")
+@router.api_route(f"{INTERPRETER_PREFIX}/{{rest:path}}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"])
+async def refuse_interpreter_path(rest: str, sandbox: SandboxDep) -> Response:
+    """Refuse other paths of the code interpreter."""
+    raise not_supported(f"/{rest[:64]} of the code interpreter")
 
 
 @dataclass(frozen=True, slots=True)

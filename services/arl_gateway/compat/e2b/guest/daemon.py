@@ -153,6 +153,8 @@ class Daemon:
                 process.is_overdue = True
                 process.kill(signal.SIGKILL)
             process.check_end()
+            if isinstance(process, DirectoryWatch) and process.may_read():
+                process.read_output(process.fd)  # the action may end now, and the next one may be far away
             if process.has_ended and now > process.ended_at + ENDED_PROCESS_S:
                 del self.sources[process.pid]
         for fd, relay in list(self.relays.items()):

@@ -1,0 +1,80 @@
+"""Connections to servers inside environments, opened for the gateway.
+
+A connection needs no cores. The gateway ensures that an action of the environment runs, because a server of a resting
+environment is frozen. The kernel accepts connections for it meanwhile.
+"""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from arl_cpu.contract.environment_access import EnvironmentSocketError
+from arl_cpu.contract.executor import Executor
+from arl_kit.http_server.takeover import RELAY_CHUNK_BYTES
+from arl_wire.errors import Conflict, NothingListens, RequirementNotEnforced, TangramError, Unavailable
+
+__all__ = ["EnvironmentPorts"]
+
+MAX_CONNECTIONS = 2048
+MAX_CONNECTIONS_PER_ENVIRONMENT = 256
+CONNECT_TIMEOUT_S = 5.0
+"""Seconds until the server's queue of connections must have room."""
+LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+"""Addresses of the environment at which a server is searched, in this order."""
+ERRORS_BY_CODE: dict[str, type[TangramError]] = {"lost": Conflict, "not_enforced": RequirementNotEnforced}
+
+
+class EnvironmentPorts:
+    """The open connections of this node by environment."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._open: Counter[UUID] = Counter()
+        self.draining = asyncio.Event()
+        """Set when the manager stops. All connections then end."""
+
+    @asynccontextmanager
+    async def connect(
+        self, environment: UUID, port: int
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect to a server that listens on the port inside the environment. Raises TangramError."""
+        if self._open.total() >= MAX_CONNECTIONS or self._open[environment] >= MAX_CONNECTIONS_PER_ENVIRONMENT:
+            raise Unavailable(f"environment {environment} has too many open connections; try again", retry_after_s=1)
+        self._open[environment] += 1
+        try:
+            connected = await self._connect(environment, port)
+            reader, writer = await asyncio.open_connection(sock=connected, limit=RELAY_CHUNK_BYTES)
+            try:
+                yield reader, writer
+            finally:
+                writer.close()
+        finally:
+            self._open[environment] -= 1
+            if not self._open[environment]:
+                del self._open[environment]
+
+    async def _connect(self, environment: UUID, port: int) -> socket.socket:
+        try:
+            for family, address in LOOPBACKS:
+                connection = await self._executor.create_socket(environment, family)
+                try:
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        await asyncio.get_running_loop().sock_connect(connection, (address, port))
+                    return connection
+                except OSError as error:
+                    connection.close()
+                    if isinstance(error, TimeoutError):
+                        raise Unavailable(
+                            f"the server on port {port} accepts no connections", retry_after_s=1
+                        ) from None
+                except BaseException:
+                    connection.close()
+                    raise
+        except EnvironmentSocketError as refused:
+            raise ERRORS_BY_CODE.get(refused.code, Unavailable)(str(refused)) from None
+        except (ConnectionError, TimeoutError) as lost:
+            raise Unavailable(f"the launcher is not available: {lost}", retry_after_s=1) from None
+        raise NothingListens(f"Nothing listens on port {port} in environment {environment}")

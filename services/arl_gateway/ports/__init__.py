@@ -1,0 +1,1 @@
+"""Ports of environments: requests to servers inside them, by path and by host name."""
