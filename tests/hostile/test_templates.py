@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,10 +309,10 @@ class TestSeparation:
             remove_template(store_of(sandbox), "kept")
         imported(sandbox, "kept", base, a_layer(member("data/which", "second")))
         assert (await shell(sandbox, "cat /data/which", environment)).stdout.data == b"first"
-        other = EnvironmentSpec(**{**as_dict(environment), "template": "plain"})
+        other = replace(environment, template="plain")
         refused = await shell(sandbox, "true", other)
         assert (refused.outcome, refused.reason) == ("infra_error", "setup_failed")
-        unsaid = EnvironmentSpec(**{**as_dict(environment), "template": None})
+        unsaid = replace(environment, template=None)
         assert (await shell(sandbox, "cat /data/which", unsaid)).stdout.data == b"first"
         await sandbox.destroy(environment.id)
         await eventually(lambda: is_removed(sandbox, "kept"))
@@ -388,10 +389,6 @@ import wave
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "No module named 'wave'" in done.stderr
-
-
-def as_dict(environment: EnvironmentSpec) -> dict[str, Any]:
-    return {name: getattr(environment, name) for name in EnvironmentSpec.__slots__}
 
 
 def is_removed(sandbox: Bench, name: str) -> bool:

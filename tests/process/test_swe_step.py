@@ -226,7 +226,7 @@ async def is_any_image_ready(tangram: AsyncTangram) -> bool:
 async def is_any_action_waiting_for_the_registry(tangram: AsyncTangram) -> bool:
     async for action in tangram.list(task=TASK, state="queued"):
         wait = (await tangram.explain(action.id)).wait
-        if wait is not None and wait.reason is WaitReason.PULLING_IMAGE and wait.image is not None:
-            if "does not respond" in (wait.image.message or ""):
-                return True
+        is_pulling = wait is not None and wait.reason is WaitReason.PULLING_IMAGE
+        if is_pulling and "does not respond" in ((wait.image and wait.image.message) or ""):
+            return True
     return False
