@@ -51,7 +51,7 @@ async def create_sandbox(
     if body.volumes:
         raise not_supported("volumes (field `volumeMounts`)")
     network = None
-    if body.network is not None or body.has_internet is False:
+    if (body.network is not None and body.network.has_rules) or body.has_internet is False:
         network = network_setting(body.network, has_internet=body.has_internet, widest=sandboxes.widest_network)
     row = await sandboxes.create(
         caller,

@@ -51,6 +51,11 @@ class SandboxNetwork(BaseModel):
     proxy: dict[str, Any] | None = Field(default=None, alias="egressProxy")
     has_public_ports: bool = Field(default=True, alias="allowPublicTraffic")
 
+    @property
+    def has_rules(self) -> bool:
+        """True if it says something about connections to other hosts."""
+        return bool(self.allowed or self.denied or self.rules or self.proxy)
+
 
 class CreateSandboxRequest(SandboxTimeout):
     """A request to create a sandbox."""
