@@ -30,6 +30,8 @@ ACTIONS = TRAJECTORIES * STEPS + LONE + 1
 SETTLES_S = 60.0
 QUICK = {"TANGRAM_LEADER_TTL_S": "2"}
 RESIZING = {"TANGRAM_POLICY": "spar_m"}
+EXCLUSIVE = {"TANGRAM_CPU_FORM": "exclusive"}
+"""Only exclusive cores are resized."""
 STATES = "select count(*), count(distinct id) from actions where state = 'settled'"
 
 
@@ -62,7 +64,7 @@ async def test_process_killed_at_a_failpoint_loses_and_duplicates_no_action(
     databases: Databases, failpoint: str, tmp_path: Path
 ) -> None:
     service, release = FAILPOINTS[failpoint], tmp_path / "release"
-    overrides = {"scheduler": QUICK | RESIZING}
+    overrides = {"scheduler": QUICK | RESIZING, "admission": dict(EXCLUSIVE)}
     overrides.setdefault(service, {})["TANGRAM_FAILPOINTS"] = f"{failpoint}=kill:1"
     url = await databases.clone()
     async with running_system(url, driver="unsafe-local", cores=2, overrides=overrides) as system:

@@ -139,7 +139,7 @@ async def test_alternating_frozen_leaders_allocate_nothing_twice_during_resizes(
     """Each leader in turn is frozen for longer than its lease and then continues its work."""
     overrides = {
         name: {"TANGRAM_LEADER_TTL_S": "2", "TANGRAM_POLICY": "spar_m"} for name in ("scheduler", "scheduler-2")
-    }
+    } | {"admission": {"TANGRAM_CPU_FORM": "exclusive"}}
     url = await databases.clone()
     async with (
         running_system(url, cores=CORES, overrides=overrides) as system,
