@@ -335,7 +335,6 @@ async def test_contexts_accept_the_token_of_traffic(sandbox: Sandbox) -> None:
 async def test_features_that_do_not_exist_are_refused_with_their_name(api: httpx.AsyncClient, sandbox: Sandbox) -> None:
     refused = [
         await api.post("/v3/templates", json={"name": "x"}),
-        await api.put(f"/sandboxes/{sandbox.id}/network", json={}),
         await sandbox.rpc("process.Process/Nothing", {}),
     ]
     for answer in refused:

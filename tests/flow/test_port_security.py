@@ -100,10 +100,11 @@ async def hostile(api: httpx.AsyncClient) -> AsyncIterator[str]:
 
 async def test_hostile_server_harms_only_its_own_responses(api: httpx.AsyncClient, hostile: str) -> None:
     url = f"/v1/environments/{hostile}/ports/{PORT}"
-    for kind in ("headers", "interim", "garbage", "split", "switch"):
+    for kind in ("headers", "interim", "garbage", "split", "switch", "status", "control"):
         answer = await api.get(f"{url}/{kind}")
         assert (answer.status_code, answer.json()["code"]) == (502, "server_failed"), (kind, answer.text[:200])
     assert (await api.get(f"{url}/smuggle")).text == "ok"
+    assert (await api.get(f"{url}/lengths")).text == "ok"
     with pytest.raises(httpx.RemoteProtocolError):
         await api.get(f"{url}/short")
     with pytest.raises(httpx.ReadTimeout):

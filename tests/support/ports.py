@@ -98,6 +98,13 @@ def serve(client):
             client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
         elif kind == b"split":
             client.sendall(b"HTTP/1.1 200 OK\r\nx: a\rset-cookie: b\r\ncontent-length: 0\r\n\r\n")
+        elif kind == b"status":
+            client.sendall(b"HTTP/1.1 999 No\r\ncontent-length: 0\r\n\r\n")
+        elif kind == b"control":
+            client.sendall(b"HTTP/1.1 200 OK\r\nx: a\x01\r\ncontent-length: 0\r\n\r\n")
+        elif kind == b"lengths":
+            client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\ntransfer-encoding: chunked\r\n\r\n")
+            client.sendall(b"2\r\nok\r\n0\r\n\r\n")
         elif kind == b"switch":
             client.sendall(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: tcp\r\n\r\n")
         elif kind == b"short":

@@ -178,7 +178,7 @@ class SubmitActionRequest(StrictModel):
         ge=1e-6,
         le=86400,
         allow_inf_nan=False,
-        description="Maximum real time in seconds. Absent: only `timeout_s` applies",
+        description="Maximum real time in seconds, from the start of the program. Absent: only `timeout_s` applies",
     )
     demand: DemandSpec = DemandSpec()
     service: ServiceName | None = Field(
@@ -246,7 +246,8 @@ class SubmitActionRequest(StrictModel):
         if self.environment.id is not None:
             if self.kind == "environment.create":
                 raise ValueError(
-                    "kind `environment.create` creates an environment: use a trajectory, not environment.id"
+                    "environment.id must name an existing environment, and kind `environment.create` creates one: use"
+                    " scope `trajectory` and a trajectory"
                 )
         elif self.environment.scope == "trajectory" and self.trajectory is None:
             raise ValueError("environment.scope `trajectory` needs a trajectory")

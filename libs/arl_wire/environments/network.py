@@ -2,7 +2,16 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, GetJsonSchemaHandler, StringConstraints, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    Tag,
+    field_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -19,6 +28,10 @@ __all__ = [
     "PolicyName",
     "UpdateEnvironmentRequest",
 ]
+
+MAX_LIST_CHARACTERS = 16 << 10
+MAX_ADDRESSES = 1 << 20
+"""Public IPv4 addresses of a list. More would be `open` by another name, which operators allow or not."""
 
 NETWORK_DESCRIPTION = (
     "`none`: no network. `open`: every public address. An object with `allow`: only the listed hosts. Any other text is"
@@ -47,6 +60,20 @@ class NetworkAllowList(StrictModel):
         description="Hosts: `pypi.org`, `*.github.com` for all names below it, an address, or a network such as"
         " `10.1.0.0/16`. Each may end with a port, as in `pypi.org:443`. Without one, ports 80 and 443 are allowed",
     )
+
+    @field_validator("allow")
+    @classmethod
+    def _check_size(cls, allow: list[str]) -> list[str]:
+        if sum(map(len, allow)) > MAX_LIST_CHARACTERS:
+            raise ValueError(
+                f"the hosts have more than {MAX_LIST_CHARACTERS} characters in all: use patterns such as *.HOST"
+            )
+        networks = [network for each in allow if (network := parse_target(each).network) is not None]
+        if sum(each.num_addresses for each in networks if each.version == 4 and not each.is_private) > MAX_ADDRESSES:
+            raise ValueError(
+                f"the networks have more than {MAX_ADDRESSES} public addresses in all: use the policy `open`"
+            )
+        return allow
 
 
 def _form(setting: Any) -> str:

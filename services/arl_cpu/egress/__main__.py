@@ -31,10 +31,13 @@ def main() -> int:
         parse_networks(os.environ.get(PRIVATE, "")),
     )
     _drop_rights(None if user == "-" else int(user))
-    service = EgressService(PacketChannel(socket.socket(fileno=channel)), dialer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the launcher, and its end this process
-    asyncio.run(service.run())
+    asyncio.run(_serve(PacketChannel(socket.socket(fileno=channel)), dialer))
     return 0
+
+
+async def _serve(channel: PacketChannel, dialer: Dialer) -> None:
+    await EgressService(channel, dialer).run()
 
 
 def _drop_rights(uid: int | None) -> None:

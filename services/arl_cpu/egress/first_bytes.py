@@ -16,10 +16,14 @@ __all__ = [
 MAX_HEAD_BYTES = 16 << 10
 MAX_HELLO_BYTES = 32 << 10
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
-_REQUEST_LINE = re.compile(rb"([A-Za-z]{1,20}) ([\x21-\x7e]+) HTTP/1\.[01]")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff\t]*?)[ \t]*")
-_REQUEST_START = re.compile(rb"[\r\n \t]*[A-Za-z]{1,20} [^\r\n]*? HTTP/")
-_REQUEST_PREFIX = re.compile(rb"[\r\n \t]*([A-Za-z]{1,20}( [^\r\n]*)?)?")
+MAX_HELLO_RECORDS = 16
+"""Records of a ClientHello. Each arriving part parses them again, so many small ones would cost much."""
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+"""Characters of methods and of names of headers (RFC 9110)."""
+_NAME, _VALUE = re.compile(_TOKEN), re.compile(rb"[\x20-\x7e\x80-\xff\t]*")
+_REQUEST_LINE = re.compile(rb"(%b) ([\x21-\x7e]+) HTTP/1\.[01]" % _TOKEN)
+_REQUEST_START = re.compile(rb"[\r\n \t]*%b [^\r\n]*? HTTP/" % _TOKEN)
+_REQUEST_PREFIX = re.compile(rb"[\r\n \t]*(%b( [^\r\n]*)?)?" % _TOKEN)
 _HOP_HEADERS = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"upgrade"})
 
 
@@ -56,16 +60,19 @@ class HttpHead:
 
 def parse_head(head: bytes) -> HttpHead:
     """Parse a head with its empty last line. Raises InvalidRequest for a form that parsers may read differently."""
+    if len(head) > MAX_HEAD_BYTES:
+        raise InvalidRequest(f"the head is longer than {MAX_HEAD_BYTES} bytes")
     request_line, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     found = _REQUEST_LINE.fullmatch(request_line)
     if found is None:
         raise InvalidRequest("the first line is not the request line of HTTP/1")
     headers = []
     for line in lines:
-        header = _HEADER.fullmatch(line)
-        if header is None:
+        name, colon, value = line.partition(b":")
+        value = value.strip(b" \t")
+        if not colon or _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
             raise InvalidRequest("a header is invalid")
-        headers.append((header[1], header[2]))
+        headers.append((name, value))
     return HttpHead(found[1].upper(), found[2], tuple(headers))
 
 
@@ -107,8 +114,11 @@ def looks_like_http(data: bytes) -> bool | None:
 def client_hello_name(data: bytes) -> tuple[bool, str | None]:
     """Return whether a ClientHello is complete, and its server name in lower case. Raises InvalidRequest."""
     message = bytearray()
-    at = 0
+    at = records = 0
     while at + 5 <= len(data):
+        records += 1
+        if records > MAX_HELLO_RECORDS:
+            raise InvalidRequest("the TLS ClientHello has too many records")
         kind, length = data[at], int.from_bytes(data[at + 3 : at + 5])
         if kind != _HANDSHAKE or data[at + 1] != 3 or not 0 < length <= 1 << 14:
             raise InvalidRequest("this is not a TLS ClientHello")

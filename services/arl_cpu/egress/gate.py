@@ -21,6 +21,8 @@ _MAX_REFUSALS = 32
 """Refused targets that a result lists."""
 _MAX_HOST = 255
 _IDLE_S = 300.0
+_CLOSE_S = 5.0
+"""Seconds in which what is written must reach a peer before the connection is dropped."""
 _LIMIT_BYTES = 64 << 10
 _CHUNK = 64 << 10
 
@@ -92,6 +94,20 @@ class GateConnection:
                 with suppress(OSError, RuntimeError):
                     each.close()
 
+    async def finish(self) -> None:
+        """Close both connections, and drop them if a peer does not read the rest."""
+        self.close()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                for each in (self.writer, self._upstream):
+                    if each is not None:
+                        with suppress(OSError):
+                            await each.wait_closed()
+        except TimeoutError:
+            pass
+        finally:
+            self.abort()
+
     async def _forward(self, data: bytes, writer: asyncio.StreamWriter, count: Callable[[int], None]) -> None:
         self._active_at = self._loop.time()
         if data:
@@ -120,6 +136,7 @@ class EnvironmentGate:
         self._servers: list[asyncio.Server] = []
         self._datagrams: list[asyncio.DatagramTransport] = []
         self._connections: set[GateConnection] = set()
+        self._is_closed = False
         self._sent = self._received = self._more = 0
         self._refusals: dict[tuple[str, int, str], int] = {}
 
@@ -146,13 +163,24 @@ class EnvironmentGate:
                 each.abort()
 
     def close(self) -> None:
-        """Close all sockets and connections."""
+        """Close all sockets and connections. Those that were accepted a moment ago reach nothing."""
+        self._is_closed, self.policy = True, NetworkPolicy()
         while self._servers:
             self._servers.pop().close()
         while self._datagrams:
             self._datagrams.pop().abort()
         for each in tuple(self._connections):
             each.abort()
+
+    @property
+    def connection_count(self) -> int:
+        """The connections that are open, or not yet dropped."""
+        return len(self._connections)
+
+    def continue_usage(self, earlier: "EnvironmentGate") -> None:
+        """Report the use of an earlier gate of the environment as well."""
+        self._sent, self._received, self._more = earlier._sent, earlier._received, earlier._more
+        self._refusals = earlier._refusals
 
     def count_sent(self, size: int) -> None:
         """Count bytes that a program sent."""
@@ -193,6 +221,9 @@ class EnvironmentGate:
 
     async def _handle(self, connection: GateConnection, handler: ConnectionHandler) -> None:
         """Serve one connection. An error ends only this connection."""
+        if self._is_closed:
+            connection.abort()
+            return
         if len(self._connections) >= _MAX_CONNECTIONS:
             self.refuse("", 0, "too_many")
             connection.abort()
@@ -206,8 +237,8 @@ class EnvironmentGate:
             for each in _leaves(refused):
                 self.refuse(each.host, each.port, each.reason)
         finally:
+            await connection.finish()
             self._connections.discard(connection)
-            connection.close()
 
 
 def _leaves(group: BaseExceptionGroup[TargetRefused]) -> list[TargetRefused]:

@@ -185,7 +185,8 @@ async def _connect(
         await _answer(connection, "403 Forbidden", text)
         raise
     except (ResolveFailed, OSError) as error:
-        await _answer(connection, "502 Bad Gateway", f"{host}:{port} cannot be reached: {error}")
+        text = "its name has no address" if isinstance(error, ResolveFailed) else "it does not answer"
+        await _answer(connection, "502 Bad Gateway", f"{host}:{port} cannot be reached: {text}")
         return None
 
 

@@ -27,27 +27,47 @@ class EgressService:
         self._channel, self._dialer = channel, dialer
         self._gates: dict[str, EnvironmentGate] = {}
         self._outgoing: deque[bytes] = deque()
-        self._ended = asyncio.Event()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serve until the launcher ends."""
+        """Serve until the launcher ends.
+
+        Raises every error of a message: the process must end then, because it would go on with outdated policies. The
+        launcher starts it again.
+        """
         loop = asyncio.get_running_loop()
         end = self._channel.socket
         received: asyncio.Queue[tuple[dict[str, Any], list[int]]] = asyncio.Queue()
         loop.add_reader(end.fileno(), self._receive, received)
         handling = asyncio.create_task(self._handle_all(received))
-        await self._ended.wait()
-        handling.cancel()
-        for gate in self._gates.values():
-            gate.close()
+        try:
+            done, _ = await asyncio.wait((self._ended, handling), return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            handling.cancel()
+            for gate in self._gates.values():
+                gate.close()
 
     def _receive(self, received: "asyncio.Queue[tuple[dict[str, Any], list[int]]]") -> None:
-        message = self._channel.receive()
+        try:
+            message = self._channel.receive()
+        except (OSError, ValueError) as error:
+            self._end(error)
+            return
         if message is None:
-            asyncio.get_running_loop().remove_reader(self._channel.socket.fileno())
-            self._ended.set()
+            self._end(None)
         else:
             received.put_nowait(message)
+
+    def _end(self, error: Exception | None) -> None:
+        asyncio.get_running_loop().remove_reader(self._channel.socket.fileno())
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
 
     async def _handle_all(self, received: "asyncio.Queue[tuple[dict[str, Any], list[int]]]") -> None:
         """Handle the messages in their order."""
@@ -69,9 +89,11 @@ class EgressService:
                 self._gates.pop(id).close()
 
     async def _open(self, id: str, policy: NetworkPolicy, sockets: Sequence[tuple[str, int]]) -> None:
-        gate = self._gates.setdefault(id, EnvironmentGate(id, policy, self._dialer))
-        gate.close()
-        gate.policy = policy
+        gate = EnvironmentGate(id, policy, self._dialer)
+        if (earlier := self._gates.get(id)) is not None:
+            earlier.close()
+            gate.continue_usage(earlier)
+        self._gates[id] = gate
         for name, file in sockets:
             opened = socket.socket(fileno=file)
             opened.setblocking(False)

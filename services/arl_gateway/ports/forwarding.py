@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from arl_gateway.http.auth import Caller
 from arl_gateway.ports.activity import PortConnection
 from arl_gateway.ports.connections import PortConnections
-from arl_gateway.ports.relayed_headers import Headers, PortAddress, request_headers, response_headers
+from arl_gateway.ports.relayed_headers import Headers, PortAddress, is_valid_head, request_headers, response_headers
 from arl_kit.http_server.takeover import Streams, UpgradeResponse, can_take_over, relay
 from arl_store.tx import Row
 from arl_wire.errors import BadRequest, ServerFailed, TangramError
@@ -118,6 +118,8 @@ class _HttpExchange:
         for _ in range(MAX_INTERIM_RESPONSES):
             event = await self._next_event()
             if isinstance(event, h11.Response):
+                if not is_valid_head(event.status_code, event.headers):
+                    raise self._failed("sent an invalid response: its status or a header cannot be sent on")
                 return event
             if isinstance(event, h11.InformationalResponse) and event.status_code == 101 and is_websocket:
                 return event

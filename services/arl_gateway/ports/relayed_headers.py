@@ -4,6 +4,7 @@ Neither side gets what belongs to the gateway: the server never gets an API key,
 and its response cannot set a cookie or a policy for that host.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 
 from arl_gateway.http.auth import contains_api_key
 
-__all__ = ["Headers", "PortAddress", "request_headers", "response_headers"]
+__all__ = ["Headers", "PortAddress", "is_valid_head", "request_headers", "response_headers"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -28,6 +29,11 @@ OWN_FIELDS = frozenset({b"x-access-token", b"e2b-traffic-access-token", b"e2b-sa
 FORWARDED_FIELDS = frozenset(
     {b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-prefix"}
 )
+SIGNED_PREFIX = b"/v1/ports/"
+"""Begin of the paths of signed URLs. They contain the token, which the server must not get."""
+MAX_STATUS = 599
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_COOKIE_DOMAIN = re.compile(rb";[ \t]*domain[ \t]*=[^;]*", re.IGNORECASE)
 ORIGIN_FIELDS = frozenset(
     {
         *(b"set-cookie", b"set-cookie2", b"strict-transport-security", b"clear-site-data", b"alt-svc"),
@@ -68,7 +74,7 @@ def request_headers(request: Request, address: PortAddress, *, is_websocket: boo
     found.append((b"host", b"localhost:%d" % address.port if address.prefix is not None else host))
     found.append((b"x-forwarded-host", host))
     found.append((b"x-forwarded-proto", request.scope["scheme"].encode()))
-    if address.prefix:
+    if address.prefix and not address.prefix.startswith(SIGNED_PREFIX):
         found.append((b"x-forwarded-prefix", address.prefix))
     if is_websocket:
         return [*found, (b"connection", b"upgrade"), (b"upgrade", b"websocket")]
@@ -79,14 +85,26 @@ def response_headers(fields: Iterable[tuple[bytes, bytes]], address: PortAddress
     """Return the headers of a server's response as the client gets them."""
     pairs = [(name.lower(), value) for name, value in fields]
     dropped = HOP_FIELDS | {b"transfer-encoding"} | _named_by_connection(pairs)
+    if any(name == b"transfer-encoding" for name, _ in pairs):
+        dropped |= {b"content-length"}  # h11 reads the chunks, and a length beside them is wrong (RFC 9112, 6.3)
     if address.prefix is None:
-        return [field for field in pairs if field[0] not in dropped]
+        # With a domain, a cookie would be sent to the ports of others as well.
+        return [
+            (name, _COOKIE_DOMAIN.sub(b"", value) if name == b"set-cookie" else value)
+            for name, value in pairs
+            if name not in dropped
+        ]
     kept = [
         (name, _with_prefix(value, address) if name == b"location" else value)
         for name, value in pairs
         if name not in dropped | ORIGIN_FIELDS
     ]
     return [*kept, SANDBOX_POLICY]
+
+
+def is_valid_head(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return False for a status or a header that h11 accepts and the server of the gateway does not."""
+    return 200 <= status <= MAX_STATUS and not any(_CONTROL.search(value) for _, value in fields)
 
 
 def _named_by_connection(fields: Headers) -> frozenset[bytes]:

@@ -2,6 +2,7 @@
 
 import ssl
 import struct
+import time
 from ipaddress import ip_address
 from uuid import uuid4
 
@@ -51,7 +52,7 @@ def in_records(hello: bytes, size: int) -> bytes:
 
 def test_server_name_is_read_from_every_split() -> None:
     hello = a_hello("Good.Example")
-    for data in (hello, in_records(hello, 7), in_records(hello, 100)):
+    for data in (hello, in_records(hello, 100)):
         assert client_hello_name(data) == (True, "good.example")
         assert all(client_hello_name(data[:end]) == (False, None) for end in range(len(data)))
     assert client_hello_name(a_hello(None)) == (True, None)
@@ -63,6 +64,11 @@ def test_bytes_without_a_client_hello_are_refused() -> None:
     for data in (b"\x17\x03\x03\0\x05hello", b"\x16\x02\0\0\x05hello", b"\x16\x03\x01\0\0", bytes(hello)):
         with pytest.raises(InvalidRequest):
             client_hello_name(data)
+
+
+def test_client_hello_in_many_records_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="too many records"):
+        client_hello_name(in_records(a_hello("good.example"), 7))
 
 
 def test_client_hello_with_two_names_is_refused() -> None:
@@ -108,6 +114,15 @@ def test_invalid_authority_is_refused(text: bytes) -> None:
 def test_ambiguous_head_is_refused(head: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_head(head)
+
+
+def test_long_run_of_spaces_in_a_header_costs_little() -> None:
+    """With a pattern that tries every split of the spaces, this takes minutes and stops all environments."""
+    began_s = time.process_time()
+    for spaces in (16_000, 60_000):
+        with pytest.raises(InvalidRequest):
+            parse_head(b"GET / HTTP/1.1\r\nA:" + b" " * spaces + b"\x01\r\n\r\n")
+    assert time.process_time() - began_s < 5
 
 
 def test_forwarded_head_closes_the_connection_and_has_no_proxy_headers() -> None:

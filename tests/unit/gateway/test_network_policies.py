@@ -1,6 +1,7 @@
 """Test the networks that clients may give, and E2B's rules."""
 
 import pytest
+from pydantic import ValidationError
 
 from arl_gateway.compat.e2b.errors import GuestCallError
 from arl_gateway.compat.e2b.models import CreateSandboxRequest, SandboxNetwork, network_setting
@@ -41,6 +42,15 @@ def test_network_above_the_limit_is_refused(limit: str, accepted: set[str]) -> N
         else:
             with pytest.raises(ValidationFailed, match="TANGRAM_NETWORK_MAX"):
                 policies.resolve(setting)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "allow",
+    [[f"{number}.0.0.0/8" for number in range(1, 100)], [f"{'a' * 60}.{'b' * 60}{n}.example" for n in range(200)]],
+)
+def test_list_that_would_be_an_open_network_is_refused(allow: list[str]) -> None:
+    with pytest.raises(ValidationError, match="in all"):
+        NetworkAllowList(allow=allow)
 
 
 def test_network_of_an_action_is_resolved() -> None:

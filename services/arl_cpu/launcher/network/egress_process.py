@@ -87,7 +87,15 @@ class EgressProcess:
         """Send a message. Duplicates of the files are sent, also if the caller closes them at once."""
         if self._channel is None:
             return  # the next process gets the current state
-        self._outgoing.append((json.dumps(message).encode(), [os.dup(file) for file in files]))
+        duplicates: list[int] = []
+        try:
+            for file in files:
+                duplicates.append(os.dup(file))
+        except OSError:
+            self._close_files(duplicates)
+            self._kill()  # the next process gets the current state
+            return
+        self._outgoing.append((json.dumps(message).encode(), duplicates))
         if len(self._outgoing) > _MAX_QUEUED:
             self._kill()
         self._write()
@@ -109,7 +117,11 @@ class EgressProcess:
 
     def _start(self) -> None:
         self._started_at = time.monotonic()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            self._restart_later()
+            return
         ours.setblocking(False)
         user = "-" if self._uid is None else str(self._uid)
         try:

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -37,6 +37,8 @@ class EnvironmentNetwork:
         self._sandbox: Sandbox | None = None
         """The sandbox, once an attempt has begun in it."""
         self._sockets: dict[str, int] = {}
+        self._missing: list[str] = []
+        """Sockets that could not be made because a program inside uses their ports."""
         self._channel: socket.socket | None = None
         self._on_opened: Callable[[str | None], None] | None = None
         self._is_used = False
@@ -83,7 +85,9 @@ class EnvironmentNetwork:
         if not self._is_used:
             on_report(report)
             return
-        used = _missing_sockets(self._sockets)
+        used = _missing_sockets(self._missing)
+        if self._host.egress.pid is None:
+            self._interruptions += 1
         self._host.egress.take_usage(self._id, lambda usage: on_report(self._complete(report, usage, used)))
         self._attempt_network = None
         self._is_used = not self._policy.is_closed
@@ -120,13 +124,16 @@ class EnvironmentNetwork:
 
     def _open(self, sandbox: Sandbox) -> None:
         """Have a process make the sockets inside."""
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._host.loop.watch(self._channel.fileno(), self._receive)
         try:
             namespace = sandbox.open_network()
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            self._opened(f"the network of the environment could not be opened: {error}")
+            return
+        self._host.loop.watch(self._channel.fileno(), self._receive)
+        try:
             self._host.zygote.fork_worker(theirs.detach(), namespace, {"op": "network"}, self._process_created)
         except OSError as error:
-            theirs.close()
             self._opened(f"the network of the environment could not be opened: {error}")
 
     def _process_created(self, pid: int, error: str) -> None:
@@ -149,11 +156,16 @@ class EnvironmentNetwork:
         for _, _, part in ancillary:
             files.frombytes(part[: len(part) - len(part) % files.itemsize])
         answer = json.loads(data) if data else {"error": "the process ended"}
-        if "sockets" in answer:
-            self._sockets = dict(zip(answer["sockets"], files, strict=True))
+        names = answer.get("sockets")
+        if names is not None and len(names) == len(files):
+            self._sockets = dict(zip(names, files, strict=True))
+            self._missing = [each for each in SOCKETS if each not in names]
             self._opened(None)
-        else:
-            self._opened(f"the network of the environment could not be opened: {answer['error']}")
+            return
+        for file in files:
+            os.close(file)
+        reason = answer.get("error", "too few descriptors are free")
+        self._opened(f"the network of the environment could not be opened: {reason}")
 
     def _opened(self, problem: str | None) -> None:
         self._close_channel()
@@ -181,7 +193,7 @@ class EnvironmentNetwork:
         self, report: ExecutionReport, usage: Mapping[str, Any] | None, missing: list[dict[str, Any]]
     ) -> ExecutionReport:
         found = dict(usage or {})
-        failures = self._interruptions + (usage is None)
+        failures = self._interruptions  # without an answer the use is unknown, which is no failure of the network
         found["refusals"] = [*missing, *found.get("refusals", [])]
         report = replace(report, network={**found, "interruptions": failures})
         if failures and report.outcome in ("user_error", "user_timeout"):
@@ -200,7 +212,7 @@ def network_capability(host: SandboxHost) -> NodeCapability:
     )
 
 
-def _missing_sockets(sockets: Mapping[str, int]) -> list[dict[str, Any]]:
+def _missing_sockets(names: Sequence[str]) -> list[dict[str, Any]]:
     """Return refusals for the sockets whose ports a program inside uses."""
-    absent = [SOCKETS[name] for name in SOCKETS if sockets and name not in sockets]
+    absent = [SOCKETS[name] for name in names]
     return [{"host": address, "port": port, "reason": "port_in_use", "count": 1} for _, address, port in absent]

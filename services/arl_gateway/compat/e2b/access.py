@@ -45,6 +45,8 @@ TOKEN_HEADERS = ("x-access-token", "e2b-traffic-access-token")
 """Headers with the token of a sandbox. Requests about contexts have only the second one."""
 ENVD_PORT = "49983"
 HOST_NAME = re.compile(r"(\d+)-([a-z0-9]+)\.")
+API_PORT_PATHS = ("/v1/environments/", "/v1/ports/")
+"""Beginnings of paths that name a port themselves."""
 RPC_PREFIXES = ("/process.Process/", "/filesystem.Filesystem/")
 _RESULT = "tangram.e2b_sandbox"
 
@@ -64,6 +66,8 @@ class SandboxPaths:
 
 def _prefix(scope: Scope) -> str | None:
     headers, path = Headers(scope=scope), scope["path"]
+    if path.startswith(API_PORT_PATHS):
+        return None  # its headers are for the server inside
     host = HOST_NAME.match(headers.get("host", ""))
     is_rpc = path.startswith(RPC_PREFIXES)
     is_signed = path == "/files" and b"signature=" in scope["query_string"]

@@ -42,12 +42,19 @@ async def _forward_by_host(request: Request) -> Response:
         environment = await gateway_deps(request).environments.require_live(id, caller)
     except SandboxAbsent as absent:
         return absent.response()
-    has_own_host = HOST_NAME.match(request.headers.get("host", "")) is not None
-    address = PortAddress(port=port, prefix=None if has_own_host else b"", is_keyed=is_keyed)
+    if row is not None:  # `_authenticate` counts the requests with a key
+        gateway_deps(request).rate_limiter.acquire(row.key_id)
+    address = PortAddress(port=port, prefix=None if _has_own_host(request) else b"", is_keyed=is_keyed)
     _, target = target_after(request.scope, 4)
     return await gateway_deps(request).port_forwarder.forward(
         request, PortTarget(environment=environment, port=port, caller=caller, target=target, address=address)
     )
+
+
+def _has_own_host(request: Request) -> bool:
+    """Return True if the host name is in the domain of ports, so that cookies concern only this port."""
+    domain, host = gateway_deps(request).sandboxes.ports.domain, request.headers.get("host", "").partition(":")[0]
+    return domain is not None and HOST_NAME.match(host) is not None and host.endswith(f".{domain.partition(':')[0]}")
 
 
 async def _find_sandbox(request: Request) -> Row | None:
