@@ -10,13 +10,23 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["TAKEOVER_PROTOCOLS", "UpgradeResponse", "add_takeover", "can_take_over", "open_streams", "relay"]
+__all__ = [
+    "TAKEOVER_PROTOCOLS",
+    "UpgradeResponse",
+    "add_takeover",
+    "can_take_over",
+    "close_connection",
+    "open_streams",
+    "relay",
+]
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 TAKEOVER_PROTOCOLS = frozenset({b"tcp", b"websocket"})
 """Values of `Upgrade` for which an application may take over the connection. `tcp` carries plain bytes."""
 RELAY_CHUNK_BYTES = 64 << 10
+FLUSH_S = 3.0
+"""Seconds in which a peer must accept some of the last output. Otherwise its connection is aborted."""
 _KEY = "tangram.takeover"
 
 
@@ -77,15 +87,34 @@ class UpgradeResponse(Response):
         except OSError:
             pass  # the client has gone
         finally:
-            writer.close()
+            await close_connection(writer, FLUSH_S)
+
+
+async def close_connection(writer: asyncio.StreamWriter, flush_s: float) -> None:
+    """Close a connection and wait until it is lost. A peer that accepts no output for `flush_s` seconds is aborted."""
+    lost = asyncio.gather(writer.wait_closed(), return_exceptions=True)
+    writer.close()
+    try:
+        left = writer.transport.get_write_buffer_size()
+        while flush_s and not lost.done():
+            await asyncio.wait((lost,), timeout=flush_s)
+            before, left = left, writer.transport.get_write_buffer_size()
+            if left >= before:
+                break
+    finally:
+        # A plain connection without output is lost already, and asyncio then cannot abort it.
+        if writer.transport.get_write_buffer_size() or writer.get_extra_info("sslcontext") is not None:
+            writer.transport.abort()
+    await lost
 
 
 async def relay(first: Streams, second: Streams, *, idle_s: float, stop: asyncio.Event) -> None:
     """Send the bytes of each connection to the other one, until both have ended or one is lost.
 
     A connection that ends only its output can still receive. Neither is read faster than the other one accepts. The
-    relay also ends after `idle_s` seconds without a byte, and when `stop` is set.
+    relay also ends after `idle_s` seconds without a byte, and when `stop` is set. Both connections are then lost.
     """
+    flush_s = 0.0
     clock = _IdleClock()
     pumps = [
         asyncio.create_task(_pump(source, target, clock))
@@ -98,12 +127,13 @@ async def relay(first: Streams, second: Streams, *, idle_s: float, stop: asyncio
             await asyncio.wait(running, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done() or any(pump.done() and pump.exception() is not None for pump in pumps):
                 return
+        if all(pump.done() for pump in pumps):
+            flush_s = FLUSH_S
     finally:
         for task in (stopping, *pumps):
             task.cancel()
         await asyncio.gather(stopping, *pumps, return_exceptions=True)
-        for _, writer in (first, second):
-            writer.close()
+        await asyncio.gather(*(close_connection(writer, flush_s) for _, writer in (first, second)))
 
 
 class _IdleClock:

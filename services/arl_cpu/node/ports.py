@@ -13,7 +13,7 @@ from uuid import UUID
 
 from arl_cpu.contract.environment_access import EnvironmentSocketError
 from arl_cpu.contract.executor import Executor
-from arl_kit.http_server.takeover import RELAY_CHUNK_BYTES
+from arl_kit.http_server.takeover import RELAY_CHUNK_BYTES, close_connection
 from arl_wire.errors import Conflict, NothingListens, RequirementNotEnforced, TangramError, Unavailable
 
 __all__ = ["EnvironmentPorts"]
@@ -50,7 +50,7 @@ class EnvironmentPorts:
             try:
                 yield reader, writer
             finally:
-                writer.close()
+                await close_connection(writer, 0)
         finally:
             self._open[environment] -= 1
             if not self._open[environment]:

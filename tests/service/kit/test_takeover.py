@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from arl_kit.http_server import takeover
 from arl_kit.http_server.connection_limits import ConnectionLimits, limited_protocol
 from arl_kit.http_server.takeover import UpgradeResponse, can_take_over, relay
 from arl_kit.service_client import ServiceClient
@@ -145,4 +146,35 @@ async def test_relay_reads_no_faster_than_the_other_side() -> None:
         assert second[1].transport.get_write_buffer_size() < 1 << 20
         for _, writer in (near, far):
             writer.transport.abort()
+        await asyncio.wait_for(relaying, 5)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["ended", "stopped"])
+async def test_relay_aborts_a_peer_that_does_not_read_the_last_output(
+    is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "FLUSH_S", 60.0 if is_stopped else 0.05)
+    async with pairs() as ((near, first), (second, far)):
+        near[1].transport.pause_reading()  # type: ignore[attr-defined]
+        first[1].transport.set_write_buffer_limits(high=64 << 20)
+        first[1].write(b"x" * (16 << 20))
+        for _, writer in (near, far):
+            writer.write_eof()
+        stop = asyncio.Event()
+        if is_stopped:
+            stop.set()
+        await asyncio.wait_for(relay(first, second, idle_s=60, stop=stop), 5)
+        assert first[1].transport.get_write_buffer_size() == 0
+        await asyncio.wait_for(first[1].wait_closed(), 5)
+
+
+async def test_relay_delivers_the_last_output_to_a_slow_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "FLUSH_S", 5.0)
+    async with pairs() as ((near, first), (second, far)):
+        first[1].transport.set_write_buffer_limits(high=64 << 20)
+        first[1].write(b"x" * (16 << 20))
+        for _, writer in (near, far):
+            writer.write_eof()
+        relaying = asyncio.create_task(relay(first, second, idle_s=60, stop=asyncio.Event()))
+        assert len(await near[0].read()) == 16 << 20
         await asyncio.wait_for(relaying, 5)
