@@ -126,7 +126,7 @@ async def test_services_of_the_host_are_not_reached_through_a_port(
         assert answer.json()["code"] == "nothing_listens"
     async with httpx.AsyncClient(base_url=system.url_of("cpu")) as client:
         answer = await client.get(
-            f"/internal/ports/{served}/{PORT}", headers={"connection": "upgrade", "upgrade": "tcp"}
+            f"/internal/ports/1/{served}/{PORT}", headers={"connection": "upgrade", "upgrade": "tcp"}
         )
         assert answer.status_code == 401
 

@@ -27,6 +27,8 @@ TAKEOVER_PROTOCOLS = frozenset({b"tcp", b"websocket"})
 RELAY_CHUNK_BYTES = 64 << 10
 FLUSH_S = 3.0
 """Seconds in which a peer must accept some of the last output. Otherwise its connection is aborted."""
+STALL_S = 120.0
+"""Seconds in which a peer must accept some output. The loss of the other peer may not be noticed before."""
 _KEY = "tangram.takeover"
 
 
@@ -113,6 +115,7 @@ async def relay(first: Streams, second: Streams, *, idle_s: float, stop: asyncio
 
     A connection that ends only its output can still receive. Neither is read faster than the other one accepts. The
     relay also ends after `idle_s` seconds without a byte, and when `stop` is set. Both connections are then lost.
+    A peer that does not read for `STALL_S` seconds counts as lost.
     """
     flush_s = 0.0
     clock = _IdleClock()
@@ -152,7 +155,21 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cloc
     while data := await reader.read(RELAY_CHUNK_BYTES):
         clock.restart()
         writer.write(data)
-        await writer.drain()
+        await _drain(writer, clock)
         clock.restart()
     with suppress(OSError, NotImplementedError):  # TLS cannot end one direction
         writer.write_eof()
+
+
+async def _drain(writer: asyncio.StreamWriter, clock: _IdleClock) -> None:
+    """Wait until the peer has accepted most of the output. Raises TimeoutError if it accepts nothing."""
+    left = writer.transport.get_write_buffer_size()
+    while True:
+        try:
+            async with asyncio.timeout(STALL_S) as limit:
+                return await writer.drain()
+        except TimeoutError:
+            before, left = left, writer.transport.get_write_buffer_size()
+            if not limit.expired() or left >= before:
+                raise
+        clock.restart()

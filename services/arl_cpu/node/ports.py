@@ -33,17 +33,18 @@ class EnvironmentPorts:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._open: Counter[UUID] = Counter()
+        self._per_project: Counter[int] = Counter()
         self.draining = asyncio.Event()
         """Set when the manager stops. All connections then end."""
 
     @asynccontextmanager
     async def connect(
-        self, environment: UUID, port: int
+        self, project: int, environment: UUID, port: int
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect to a server that listens on the port inside the environment. Raises TangramError."""
-        if self._open.total() >= MAX_CONNECTIONS or self._open[environment] >= MAX_CONNECTIONS_PER_ENVIRONMENT:
-            raise Unavailable(f"environment {environment} has too many open connections; try again", retry_after_s=1)
+        self._check_limits(project, environment)
         self._open[environment] += 1
+        self._per_project[project] += 1
         try:
             connected = await self._connect(environment, port)
             reader, writer = await asyncio.open_connection(sock=connected, limit=RELAY_CHUNK_BYTES)
@@ -55,6 +56,17 @@ class EnvironmentPorts:
             self._open[environment] -= 1
             if not self._open[environment]:
                 del self._open[environment]
+            self._per_project[project] -= 1
+            if not self._per_project[project]:
+                del self._per_project[project]
+
+    def _check_limits(self, project: int, environment: UUID) -> None:
+        """Leave room for others: a project has at most half of the connections that other projects do not use."""
+        used, in_all = self._per_project[project], self._open.total()
+        if self._open[environment] >= MAX_CONNECTIONS_PER_ENVIRONMENT:
+            raise Unavailable(f"environment {environment} has too many open connections; try again", retry_after_s=1)
+        if used >= (MAX_CONNECTIONS - (in_all - used)) // 2:
+            raise Unavailable("the project has too many open connections on this node; try again", retry_after_s=1)
 
     async def _connect(self, environment: UUID, port: int) -> socket.socket:
         try:

@@ -49,7 +49,7 @@ class PortConnections:
         self._per_project[caller.project_id] += 1
         self._per_environment[environment.id] += 1
         try:
-            url = f"{environment.node_url}/internal/ports/{environment.id}/{port}"
+            url = f"{environment.node_url}/internal/ports/{caller.project_id}/{environment.id}/{port}"
             audience = node_audience(environment.node, environment.node_credential_id)
             connection = PortConnection(*await self._peers.open_tunnel(url, audience=audience))
             activity = self._activity(environment, caller)

@@ -168,6 +168,15 @@ async def test_relay_aborts_a_peer_that_does_not_read_the_last_output(
         await asyncio.wait_for(first[1].wait_closed(), 5)
 
 
+async def test_relay_ends_when_a_peer_reads_nothing_and_the_other_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "STALL_S", 0.1)
+    async with pairs() as ((near, first), (second, far)):
+        far[1].transport.pause_reading()  # type: ignore[attr-defined]
+        near[1].write(b"x" * (16 << 20))
+        relaying = asyncio.create_task(relay(first, second, idle_s=60, stop=asyncio.Event()))
+        await asyncio.wait_for(relaying, 5)
+
+
 async def test_relay_delivers_the_last_output_to_a_slow_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "FLUSH_S", 5.0)
     async with pairs() as ((near, first), (second, far)):
