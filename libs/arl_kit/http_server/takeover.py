@@ -60,9 +60,17 @@ def can_take_over(scope: Scope) -> bool:
 
 
 def open_streams(transport: asyncio.Transport, before: HttpConnection, received: bytes) -> Streams:
-    """Return the streams of a connection that has left HTTP. `received` was read already."""
+    """Return the streams of a connection that has left HTTP. `received` was read already.
+
+    A connection that has ended meanwhile has streams that raise ConnectionResetError.
+    """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=RELAY_CHUNK_BYTES, loop=loop)
+    if transport.is_closing():
+        ended = asyncio.StreamReaderProtocol(reader, loop=loop)
+        ended.connection_made(transport)
+        ended.connection_lost(ConnectionResetError("the client has gone"))  # `transport` reports it only to `before`
+        return reader, asyncio.StreamWriter(transport, ended, reader, loop)
     protocol = _TakenOverProtocol(reader, before)
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
@@ -84,7 +92,8 @@ class UpgradeResponse(Response):
             # The server has let go of the connection, so that this message only reaches the metrics.
             await send({"type": "http.response.start", "status": self.status_code, "headers": []})
             lines = [b"HTTP/1.1 101 Switching Protocols", *(b"%s: %s" % field for field in self._fields)]
-            writer.write(b"\r\n".join([*lines, b"", b""]))
+            if not writer.is_closing():
+                writer.write(b"\r\n".join([*lines, b"", b""]))
             await self._serve((reader, writer))
         except OSError:
             pass  # the client has gone

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from arl_kit.http_server import takeover
 from arl_kit.http_server.connection_limits import ConnectionLimits, limited_protocol
-from arl_kit.http_server.takeover import UpgradeResponse, can_take_over, relay
+from arl_kit.http_server.takeover import UpgradeResponse, add_takeover, can_take_over, open_streams, relay
 from arl_kit.service_client import ServiceClient
 from arl_kit.service_tokens import TokenIssuer
 from arl_wire.errors import TangramError, Unavailable
@@ -87,6 +87,42 @@ async def test_other_offers_cannot_be_taken_over() -> None:
         writer.write(OFFER % (b"plain", b"h2c"))
         assert (await reader.readuntil(b">")).endswith(b"<False>")
         writer.close()
+
+
+class Ended(asyncio.Protocol):
+    """A protocol that counts the ends of its connection."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+        self.ended = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ends += 1
+        self.ended.set()
+
+
+async def test_response_for_a_connection_that_is_lost_is_served_and_ends() -> None:
+    near, far = socket.socketpair()
+    transport, before = await asyncio.get_running_loop().create_connection(Ended, sock=near)
+    transport.abort()
+    await before.ended.wait()
+    released = asyncio.Event()
+
+    async def serve(streams: Streams) -> None:
+        """Read until the client ends."""
+        try:
+            await streams[0].read()
+        finally:
+            released.set()
+
+    async def ignore(message: object) -> None:
+        del message
+
+    scope: dict[str, object] = {"type": "http"}
+    add_takeover(scope, lambda: open_streams(transport, before, b""))
+    with far:
+        await asyncio.wait_for(UpgradeResponse([], serve)(scope, Request({"type": "http"}).receive, ignore), 5)
+    assert (released.is_set(), before.ends) == (True, 1)
 
 
 async def test_tunnel_of_a_service_returns_streams_or_raises_the_error_of_the_peer() -> None:
