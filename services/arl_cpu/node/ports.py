@@ -34,6 +34,8 @@ class EnvironmentPorts:
         self._executor = executor
         self._open: Counter[UUID] = Counter()
         self._per_project: Counter[int] = Counter()
+        self._creating: dict[UUID, asyncio.Lock] = {}
+        """Locks of the environments with connections. The launcher creates one socket after the other for all."""
         self.draining = asyncio.Event()
         """Set when the manager stops. All connections then end."""
 
@@ -56,6 +58,7 @@ class EnvironmentPorts:
             self._open[environment] -= 1
             if not self._open[environment]:
                 del self._open[environment]
+                self._creating.pop(environment, None)
             self._per_project[project] -= 1
             if not self._per_project[project]:
                 del self._per_project[project]
@@ -71,7 +74,9 @@ class EnvironmentPorts:
     async def _connect(self, environment: UUID, port: int) -> socket.socket:
         try:
             for family, address in LOOPBACKS:
-                connection = await self._executor.create_socket(environment, family)
+                connection = await self._create_socket(environment, family)
+                if connection is None:
+                    continue
                 try:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         await asyncio.get_running_loop().sock_connect(connection, (address, port))
@@ -90,3 +95,13 @@ class EnvironmentPorts:
         except (ConnectionError, TimeoutError) as lost:
             raise Unavailable(f"the launcher is not available: {lost}", retry_after_s=1) from None
         raise NothingListens(f"Nothing listens on port {port} in environment {environment}")
+
+    async def _create_socket(self, environment: UUID, family: socket.AddressFamily) -> socket.socket | None:
+        """Return a socket inside the environment, or None if the host lacks the family of addresses."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S), self._creating.setdefault(environment, asyncio.Lock()):
+                return await self._executor.create_socket(environment, family)
+        except EnvironmentSocketError as refused:
+            if refused.code != "no_family":
+                raise
+            return None
