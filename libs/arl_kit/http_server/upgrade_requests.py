@@ -86,7 +86,8 @@ class UpgradeIgnoringProtocol(HttpToolsProtocol):
         """Detach the connection from HTTP and return its streams."""
         self.cycle.disconnected = True
         streams = open_streams(self.transport, self, bytes(self._takeover or b""))
-        self.flow.resume_reading()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
         return streams
 
     def _is_takeover(self) -> bool:

@@ -17,7 +17,8 @@ class FileOperationError(Exception):
 class EnvironmentSocketError(Exception):
     """A socket inside an environment that could not be created.
 
-    The code is `lost`, `not_enforced` if environments have no network of their own, or `failed`.
+    The code is `lost`, `not_enforced` if environments have no network of their own, `no_family` if the host lacks the
+    family of addresses, or `failed`.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from arl_cpu.contract.environment_access import EnvironmentSocketError
 from arl_cpu.contract.executor import Executor
-from arl_kit.http_server.takeover import RELAY_CHUNK_BYTES
+from arl_kit.http_server.takeover import RELAY_CHUNK_BYTES, close_connection
 from arl_wire.errors import Conflict, NothingListens, RequirementNotEnforced, TangramError, Unavailable
 
 __all__ = ["EnvironmentPorts"]
@@ -33,33 +33,50 @@ class EnvironmentPorts:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._open: Counter[UUID] = Counter()
+        self._per_project: Counter[int] = Counter()
+        self._creating: dict[UUID, asyncio.Lock] = {}
+        """Locks of the environments with connections. The launcher creates one socket after the other for all."""
         self.draining = asyncio.Event()
         """Set when the manager stops. All connections then end."""
 
     @asynccontextmanager
     async def connect(
-        self, environment: UUID, port: int
+        self, project: int, environment: UUID, port: int
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect to a server that listens on the port inside the environment. Raises TangramError."""
-        if self._open.total() >= MAX_CONNECTIONS or self._open[environment] >= MAX_CONNECTIONS_PER_ENVIRONMENT:
-            raise Unavailable(f"environment {environment} has too many open connections; try again", retry_after_s=1)
+        self._check_limits(project, environment)
         self._open[environment] += 1
+        self._per_project[project] += 1
         try:
             connected = await self._connect(environment, port)
             reader, writer = await asyncio.open_connection(sock=connected, limit=RELAY_CHUNK_BYTES)
             try:
                 yield reader, writer
             finally:
-                writer.close()
+                await close_connection(writer, 0)
         finally:
             self._open[environment] -= 1
             if not self._open[environment]:
                 del self._open[environment]
+                self._creating.pop(environment, None)
+            self._per_project[project] -= 1
+            if not self._per_project[project]:
+                del self._per_project[project]
+
+    def _check_limits(self, project: int, environment: UUID) -> None:
+        """Leave room for others: a project has at most half of the connections that other projects do not use."""
+        used, in_all = self._per_project[project], self._open.total()
+        if self._open[environment] >= MAX_CONNECTIONS_PER_ENVIRONMENT:
+            raise Unavailable(f"environment {environment} has too many open connections; try again", retry_after_s=1)
+        if used >= (MAX_CONNECTIONS - (in_all - used)) // 2:
+            raise Unavailable("the project has too many open connections on this node; try again", retry_after_s=1)
 
     async def _connect(self, environment: UUID, port: int) -> socket.socket:
         try:
             for family, address in LOOPBACKS:
-                connection = await self._executor.create_socket(environment, family)
+                connection = await self._create_socket(environment, family)
+                if connection is None:
+                    continue
                 try:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         await asyncio.get_running_loop().sock_connect(connection, (address, port))
@@ -78,3 +95,13 @@ class EnvironmentPorts:
         except (ConnectionError, TimeoutError) as lost:
             raise Unavailable(f"the launcher is not available: {lost}", retry_after_s=1) from None
         raise NothingListens(f"Nothing listens on port {port} in environment {environment}")
+
+    async def _create_socket(self, environment: UUID, family: socket.AddressFamily) -> socket.socket | None:
+        """Return a socket inside the environment, or None if the host lacks the family of addresses."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S), self._creating.setdefault(environment, asyncio.Lock()):
+                return await self._executor.create_socket(environment, family)
+        except EnvironmentSocketError as refused:
+            if refused.code != "no_family":
+                raise
+            return None

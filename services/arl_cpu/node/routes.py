@@ -41,8 +41,8 @@ __all__ = [
 TRANSFER_PATH = "/internal/transfers/"
 TRANSFER_HEADER = "tangram-transfer"
 """Name of the header with the operation as JSON. The body is an archive."""
-TUNNEL_IDLE_S = 3600.0
-"""Seconds without a byte after which a tunnel ends. The gateway has a shorter limit."""
+TUNNEL_IDLE_S = 660.0
+"""Seconds without a byte after which a tunnel ends. The gateway's limit is a little shorter."""
 
 
 def add_transfer_routes(api: InternalApi, transfers: FileTransfers, snapshots: NodeSnapshots) -> None:
@@ -123,8 +123,9 @@ def add_port_route(api: InternalApi, ports: EnvironmentPorts) -> None:
     async def connect(request: Request) -> Response:
         """Connect before the response, so that an error reaches the gateway as a problem."""
         environment, port = UUID(request.path_params["environment"]), int(request.path_params["port"])
+        project = int(request.path_params["project"])
         async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(ports.connect(environment, port))
+            server = await stack.enter_async_context(ports.connect(project, environment, port))
             closing = stack.pop_all()
 
         async def serve(client: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
@@ -134,4 +135,4 @@ def add_port_route(api: InternalApi, ports: EnvironmentPorts) -> None:
 
         return UpgradeResponse([(b"connection", b"upgrade"), (b"upgrade", b"tcp")], serve)
 
-    api.add_tunnel("/internal/ports/{environment}/{port:int}", connect)
+    api.add_tunnel("/internal/ports/{project:int}/{environment}/{port:int}", connect)

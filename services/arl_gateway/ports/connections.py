@@ -10,6 +10,7 @@ from arl_gateway.actions.service import ActionService
 from arl_gateway.http.auth import Caller
 from arl_gateway.ports.activity import PortActivity, PortConnection
 from arl_gateway.streaming.log_streams import LogStreams
+from arl_kit.http_server.takeover import close_connection
 from arl_kit.service_client import ServiceClient
 from arl_kit.service_tokens import node_audience
 from arl_store.tx import PostgresStore, Row
@@ -48,7 +49,7 @@ class PortConnections:
         self._per_project[caller.project_id] += 1
         self._per_environment[environment.id] += 1
         try:
-            url = f"{environment.node_url}/internal/ports/{environment.id}/{port}"
+            url = f"{environment.node_url}/internal/ports/{caller.project_id}/{environment.id}/{port}"
             audience = node_audience(environment.node, environment.node_credential_id)
             connection = PortConnection(*await self._peers.open_tunnel(url, audience=audience))
             activity = self._activity(environment, caller)
@@ -56,8 +57,8 @@ class PortConnections:
             try:
                 yield connection
             finally:
-                connection.writer.close()
                 activity.remove(connection)
+                await close_connection(connection.writer, 0)
         finally:
             self._per_project[caller.project_id] -= 1
             self._per_environment[environment.id] -= 1

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from arl_kit.http_server import takeover
 from arl_kit.http_server.connection_limits import ConnectionLimits, limited_protocol
-from arl_kit.http_server.takeover import UpgradeResponse, can_take_over, relay
+from arl_kit.http_server.takeover import UpgradeResponse, add_takeover, can_take_over, open_streams, relay
 from arl_kit.service_client import ServiceClient
 from arl_kit.service_tokens import TokenIssuer
 from arl_wire.errors import TangramError, Unavailable
@@ -88,6 +89,42 @@ async def test_other_offers_cannot_be_taken_over() -> None:
         writer.close()
 
 
+class Ended(asyncio.Protocol):
+    """A protocol that counts the ends of its connection."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+        self.ended = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ends += 1
+        self.ended.set()
+
+
+async def test_response_for_a_connection_that_is_lost_is_served_and_ends() -> None:
+    near, far = socket.socketpair()
+    transport, before = await asyncio.get_running_loop().create_connection(Ended, sock=near)
+    transport.abort()
+    await before.ended.wait()
+    released = asyncio.Event()
+
+    async def serve(streams: Streams) -> None:
+        """Read until the client ends."""
+        try:
+            await streams[0].read()
+        finally:
+            released.set()
+
+    async def ignore(message: object) -> None:
+        del message
+
+    scope: dict[str, object] = {"type": "http"}
+    add_takeover(scope, lambda: open_streams(transport, before, b""))
+    with far:
+        await asyncio.wait_for(UpgradeResponse([], serve)(scope, Request({"type": "http"}).receive, ignore), 5)
+    assert (released.is_set(), before.ends) == (True, 1)
+
+
 async def test_tunnel_of_a_service_returns_streams_or_raises_the_error_of_the_peer() -> None:
     client = ServiceClient(TokenIssuer("a", "t" * 32))
     async with served() as (host, port):
@@ -145,4 +182,44 @@ async def test_relay_reads_no_faster_than_the_other_side() -> None:
         assert second[1].transport.get_write_buffer_size() < 1 << 20
         for _, writer in (near, far):
             writer.transport.abort()
+        await asyncio.wait_for(relaying, 5)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["ended", "stopped"])
+async def test_relay_aborts_a_peer_that_does_not_read_the_last_output(
+    is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "FLUSH_S", 60.0 if is_stopped else 0.05)
+    async with pairs() as ((near, first), (second, far)):
+        near[1].transport.pause_reading()  # type: ignore[attr-defined]
+        first[1].transport.set_write_buffer_limits(high=64 << 20)
+        first[1].write(b"x" * (16 << 20))
+        for _, writer in (near, far):
+            writer.write_eof()
+        stop = asyncio.Event()
+        if is_stopped:
+            stop.set()
+        await asyncio.wait_for(relay(first, second, idle_s=60, stop=stop), 5)
+        assert first[1].transport.get_write_buffer_size() == 0
+        await asyncio.wait_for(first[1].wait_closed(), 5)
+
+
+async def test_relay_ends_when_a_peer_reads_nothing_and_the_other_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "STALL_S", 0.1)
+    async with pairs() as ((near, first), (second, far)):
+        far[1].transport.pause_reading()  # type: ignore[attr-defined]
+        near[1].write(b"x" * (16 << 20))
+        relaying = asyncio.create_task(relay(first, second, idle_s=60, stop=asyncio.Event()))
+        await asyncio.wait_for(relaying, 5)
+
+
+async def test_relay_delivers_the_last_output_to_a_slow_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "FLUSH_S", 5.0)
+    async with pairs() as ((near, first), (second, far)):
+        first[1].transport.set_write_buffer_limits(high=64 << 20)
+        first[1].write(b"x" * (16 << 20))
+        for _, writer in (near, far):
+            writer.write_eof()
+        relaying = asyncio.create_task(relay(first, second, idle_s=60, stop=asyncio.Event()))
+        assert len(await near[0].read()) == 16 << 20
         await asyncio.wait_for(relaying, 5)

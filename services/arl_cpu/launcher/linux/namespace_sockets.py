@@ -16,7 +16,8 @@ from arl_cpu.launcher.linux.packet_channel import PacketChannel
 __all__ = ["create_socket"]
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
-_CHILD_TIMEOUT_S = 5.0
+_CHILD_TIMEOUT_S = 0.5
+"""Seconds for a child process that needs a few milliseconds. The launcher does nothing else meanwhile."""
 _EXIT_WRONG_NAMESPACE = 5
 
 
@@ -62,8 +63,9 @@ def _create_in_child(network: int, family: socket.AddressFamily) -> socket.socke
         ours.settimeout(_CHILD_TIMEOUT_S)
         received = PacketChannel(ours).receive()
         if received is None or not received[1]:
-            reason = received[0]["error"] if received is not None else "the process that creates sockets has ended"
-            raise OSError(errno.EACCES, reason)
+            failed = received[0] if received is not None else {}
+            reason = failed.get("error", "the process that creates sockets has ended")
+            raise OSError(failed.get("errno", errno.EACCES), reason)
         return socket.socket(fileno=received[1][0])
 
 
@@ -74,6 +76,6 @@ def _send_from_inside(channel: socket.socket, network: int, family: socket.Addre
         with socket.socket(family, socket.SOCK_STREAM) as made:
             PacketChannel(channel).send({}, [made.fileno()])
     except OSError as error:
-        PacketChannel(channel).send({"error": str(error)})
+        PacketChannel(channel).send({"error": str(error), "errno": error.errno})
     finally:
         os._exit(0)

@@ -1,5 +1,6 @@
 """The state of a launcher: environments, running attempts, and reports until they are acknowledged."""
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,7 +110,8 @@ class LauncherNode:
             finally:
                 os.close(network)
         except OSError as error:
-            raise EnvironmentSocketError("failed", f"no socket could be created in the environment: {error}") from None
+            code = "no_family" if error.errno == errno.EAFNOSUPPORT else "failed"
+            raise EnvironmentSocketError(code, f"no socket could be created in the environment: {error}") from None
 
     def processes(self, identifier: UUID) -> list[ProcessInfo]:
         """Return the living processes of a persistent environment."""
