@@ -19,7 +19,8 @@ from support.system import API_KEY, System, running_system
 async def system(databases: Databases) -> AsyncIterator[System]:
     owner_url = await databases.clone()
     await ensure_api_key(owner_url, "other", OTHER_KEY)
-    async with running_system(owner_url, driver="namespaces", cores=2) as system:
+    gateway = {"TANGRAM_PORTS_DOMAIN": "ports.example"}
+    async with running_system(owner_url, driver="namespaces", cores=2, overrides={"gateway": gateway}) as system:
         yield system
     await databases.drop(owner_url)
 

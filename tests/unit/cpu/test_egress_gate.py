@@ -31,9 +31,9 @@ def a_listener() -> socket.socket:
     return listener
 
 
-@pytest.mark.parametrize("steps", range(4))
+@pytest.mark.parametrize("steps", [3, 4])
 async def test_connection_of_the_moment_of_closing_is_not_handled(steps: int) -> None:
-    """The loop accepts it, and the gate is closed before the task of the connection begins."""
+    """After these steps of the loop, the connection has a transport, and its task is about to begin or has begun."""
     handled: list[NetworkPolicy] = []
 
     async def handler(connection: GateConnection) -> None:
@@ -47,10 +47,8 @@ async def test_connection_of_the_moment_of_closing_is_not_handled(steps: int) ->
         before = len(handled)
         gate.close()
         peer.setblocking(False)
-        # asyncio loses a connection between its acceptance and its transport if the server ends then.
-        with suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(0.2):
-                assert await asyncio.get_running_loop().sock_recv(peer, 1) == b""
+        with suppress(ConnectionError):
+            assert await asyncio.get_running_loop().sock_recv(peer, 1) == b""
     assert handled[before:] == []
 
 
