@@ -45,6 +45,7 @@ class EgressService:
             for each in done:
                 each.result()
         finally:
+            loop.remove_reader(end.fileno())
             handling.cancel()
             for gate in self._gates.values():
                 gate.close()
