@@ -33,6 +33,13 @@ async def cpu(rows: Rows) -> AsyncIterator[Cpu]:
         yield cpu
 
 
+@pytest_asyncio.fixture
+async def notified(rows: Rows) -> AsyncIterator[Cpu]:
+    """Provide a manager that polls rarely, so that it learns of a grant by the notification."""
+    async with managing(rows, poll_busy_s=1.0, poll_idle_s=60.0) as cpu:
+        yield cpu
+
+
 async def sharing(cpu: Cpu, **columns: Any) -> ExecSpec:
     """Start an action with shared cores on a node with two cores and return what the executor got."""
     await cpu.offer(await cpu.granted(amounts=SLOT, cpu_sharing=SHARING, **columns))
@@ -53,10 +60,10 @@ def empty_notifications(cpu: Cpu) -> int:
 
 
 class TestStart:
-    async def test_executor_gets_the_sharing_the_expectation_and_both_limits(self, cpu: Cpu) -> None:
-        action = await cpu.granted(amounts=SLOT, cpu_sharing=SHARING, timeout_s=5.0, wall_timeout_s=50.0)
-        await cpu.offer(action, expected_cpu_s=0.25)
-        spec = await cpu.executor.next_start()
+    async def test_executor_gets_the_sharing_the_expectation_and_both_limits(self, notified: Cpu) -> None:
+        action = await notified.granted(amounts=SLOT, cpu_sharing=SHARING, timeout_s=5.0, wall_timeout_s=50.0)
+        await notified.offer(action, expected_cpu_s=0.25)
+        spec = await notified.executor.next_start()
         assert spec.sharing == CpuSharing(guarantee_milli=100)
         assert (spec.expected_cpu_s, spec.timeout_s, spec.wall_timeout_s) == (0.25, 5.0, 50.0)
         assert (spec.cpu_milli, spec.cores) == (500, (0, 1))
@@ -65,10 +72,12 @@ class TestStart:
         await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
         assert (await cpu.executor.next_start()).expected_cpu_s == 1.0
 
-    async def test_action_of_a_critical_trajectory_is_marked_for_the_weights(self, cpu: Cpu) -> None:
-        action = await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
-        await cpu.offer(action, is_critical=True)
-        assert (await cpu.executor.next_start()).is_critical
+    async def test_notification_marks_an_action_of_a_critical_trajectory(self, notified: Cpu) -> None:
+        action = await notified.granted(amounts=SLOT, cpu_sharing=SHARING)
+        await notified.offer(action, is_critical=True)
+        assert (await notified.executor.next_start()).is_critical
+
+    async def test_poll_marks_actions_of_critical_trajectories(self, cpu: Cpu) -> None:
         await cpu.granted(amounts=SLOT, cpu_sharing=SHARING, is_critical=True)
         assert (await cpu.executor.next_start()).is_critical
         await cpu.granted(amounts=SLOT, cpu_sharing=SHARING)
