@@ -163,9 +163,9 @@ def ports(sandbox: Sandbox) -> Any:
 @case
 def unsupported(sandbox: Sandbox) -> Any:
     try:
-        sandbox.update_network({})
+        sandbox.update_network({"deny_out": ["8.8.8.8"]})
     except Exception as error:  # noqa: BLE001 - its text is the result
-        return "not supported by this server: network" in str(error)
+        return "not supported by this server: `denyOut`" in str(error)
     return False
 
 
