@@ -1,8 +1,6 @@
 """Test the network of environments through the API: set-up phases, live changes, limits, forks, and E2B's rules."""
 
-import io
 import json
-import zipfile
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -42,18 +40,6 @@ async def system(databases: Databases, internet: SmallInternet, port: int) -> As
     await databases.drop(owner_url)
 
 
-def a_wheel() -> bytes:
-    """Return a wheel of a package with one module."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("smallpackage.py", "ANSWER = 42\n")
-        info = "smallpackage-1.0.dist-info"
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: smallpackage\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return content.getvalue()
-
-
 async def made(api: httpx.AsyncClient, **wanted: Any) -> dict[str, Any]:
     answer = await api.post("/v1/environments", json=SMALL | wanted)
     assert answer.status_code == 201, answer.text
@@ -73,15 +59,14 @@ async def run(api: httpx.AsyncClient, environment: str | None, source: str | Non
 async def test_package_is_installed_in_the_setup_and_the_index_is_out_of_reach_afterwards(
     api: httpx.AsyncClient, internet: SmallInternet, port: int
 ) -> None:
-    wheel = "smallpackage-1.0-py3-none-any.whl"
-    internet.pages |= {"/simple/smallpackage/": f'<a href="/{wheel}">{wheel}</a>'.encode(), f"/{wheel}": a_wheel()}
+    wheel = internet.publish("smallpackage", "ANSWER = 42\n")
     environment = (await made(api))["id"]
-    pip = ["python3", "-m", "pip", "install", "--no-cache-dir", "--target", "packages", "--index-url"]
+    pip = ["python3", "-m", "pip", "install", "--no-cache-dir", "--target", "packages", "-i"]
     install = [*pip, f"http://index.example:{port}/simple/", "--trusted-host", "index.example", "smallpackage"]
     setup = await run(api, environment, None, argv=install, timeout_s=120, network="index")
     assert setup["outcome"] == "ok", setup
     usage = setup["result"]["network"]
-    assert usage["received_bytes"] > len(a_wheel())
+    assert usage["received_bytes"] > len(wheel)
     use = "import sys; sys.path.insert(0, 'packages'); import smallpackage; print(smallpackage.ANSWER)"
     assert (await run(api, environment, use))["result"]["stdout"]["text"] == "42\n"
     again = [*install[:-1], "--no-deps", "--upgrade", "--retries", "0", "smallpackage"]

@@ -5,12 +5,10 @@ the tests of the repository give the reward. The registry is killed while images
 """
 
 import asyncio
-import io
 import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,8 +54,7 @@ async def port() -> int:
 async def internet(port: int) -> AsyncIterator[SmallInternet]:
     async with a_small_internet(port) as internet:
         internet.names[INDEX] = [PUBLIC]
-        wheel = "dependency-1.0-py3-none-any.whl"
-        internet.pages |= {"/simple/dependency/": f'<a href="/{wheel}">{wheel}</a>'.encode(), f"/{wheel}": a_wheel()}
+        internet.publish("dependency", "OFFSET = 40\n")
         yield internet
 
 
@@ -134,22 +131,11 @@ def a_repository(number: int) -> bytes:
     )
 
 
-def a_wheel() -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("dependency.py", "OFFSET = 40\n")
-        info = "dependency-1.0.dist-info"
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: dependency\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return content.getvalue()
-
-
 async def play(tangram: AsyncTangram, image: str, name: str, port: int) -> list[float]:
     """Run one trajectory and return the reward of each branch. Raises for every failure that is not the agent's."""
     async with tangram.environment(task=TASK, trajectory=name, template=image, **SIZES) as environment:
         install = ["python3", "-m", "pip", "install", "--no-cache-dir", "--no-compile", "--target", "/packages"]
-        index = ["--index-url", f"http://{INDEX}:{port}/simple/", "--trusted-host", INDEX, "dependency"]
+        index = ["-i", f"http://{INDEX}:{port}/simple/", "--trusted-host", INDEX, "dependency"]
         setup = await environment.run(
             argv=[*install, *index],
             user="root",

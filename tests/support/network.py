@@ -1,9 +1,11 @@
 """A small Internet on this machine: a name server with answers of the test, and servers that record connections."""
 
 import asyncio
+import io
 import json
 import os
 import struct
+import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -98,6 +100,19 @@ class SmallInternet:
         """The settings of a launcher in this Internet."""
         resolvers = f"127.0.0.1:{self.dns_port}"
         return {"TANGRAM_NETWORK_PRIVATE": VARIABLES_NETWORK, "TANGRAM_NETWORK_RESOLVERS": resolvers}
+
+    def publish(self, package: str, source: str) -> bytes:
+        """Add a package with one module to the package index below `/simple/`, and return its wheel."""
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            archive.writestr(f"{package}.py", source)
+            info = f"{package}-1.0.dist-info"
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", "")
+        file, wheel = f"{package}-1.0-py3-none-any.whl", content.getvalue()
+        self.pages |= {f"/simple/{package}/": f'<a href="/{file}">{file}</a>'.encode(), f"/{file}": wheel}
+        return wheel
 
     def answer(self, query: bytes) -> bytes:
         """Return the answer to a DNS query."""
